@@ -1,0 +1,70 @@
+#include "memory_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace relevo {
+namespace {
+
+Status failed(const char* operation) {
+  return Status::failure("memory", operation, errno, std::strerror(errno));
+}
+
+std::byte* map(int fd, size_t size) {
+  void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
+}
+
+}  // namespace
+
+std::unique_ptr<MemoryFile> MemoryFile::create(const std::string& name, size_t size,
+                                               Status* status) {
+  int fd = memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) {
+    *status = failed("memfd_create");
+    return nullptr;
+  }
+  std::byte* data = nullptr;
+  if (ftruncate(fd, static_cast<off_t>(size)) != 0) {
+    *status = failed("ftruncate");
+  } else if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    *status = failed("seal");
+  } else if ((data = map(fd, size)) == nullptr) {
+    *status = failed("mmap");
+  }
+  if (data == nullptr) {
+    ::close(fd);
+    return nullptr;
+  }
+  return std::unique_ptr<MemoryFile>(new MemoryFile(fd, data, size));
+}
+
+std::unique_ptr<MemoryFile> MemoryFile::adopt(int fd, size_t size, Status* status) {
+  struct stat info {};
+  std::byte* data = nullptr;
+  int seals = fcntl(fd, F_GET_SEALS);
+  if (fstat(fd, &info) != 0 || static_cast<size_t>(info.st_size) != size ||
+      (seals & F_SEAL_SHRINK) == 0) {
+    *status = Status::failure("memory", "adopt", EINVAL,
+                              "the peer's memory file has another size than announced, or no seal");
+  } else if ((data = map(fd, size)) == nullptr) {
+    *status = failed("mmap");
+  }
+  if (data == nullptr) {
+    ::close(fd);
+    return nullptr;
+  }
+  return std::unique_ptr<MemoryFile>(new MemoryFile(fd, data, size));
+}
+
+MemoryFile::~MemoryFile() {
+  munmap(data_, size_);
+  ::close(fd_);
+}
+
+}  // namespace relevo

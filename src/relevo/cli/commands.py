@@ -1,0 +1,172 @@
+"""What each command does."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from collections.abc import Callable
+
+from relevo.errors import ConfigError, RelevoError
+from relevo.launch.child import StatusPipe, die_with_parent
+from relevo.launch.model_source import ModelSource, resolve_model
+
+
+def run(options: argparse.Namespace) -> int:
+    """Returns the exit code. Raises RelevoError."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    name = options.command
+    if name == "bench":
+        name = f"bench {options.bench}"
+    commands: dict[str, Callable[[argparse.Namespace], int]] = {
+        "serve": _serve,
+        "worker": _worker,
+        "router": _router,
+        "demo": _demo,
+        "bench handoff": _bench_handoff,
+        "bench interference": _bench_interference,
+    }
+    return commands[name](options)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from relevo.cli.main import engine_arguments
+    from relevo.launch.local import DeploymentConfig, LocalDeployment
+
+    split = 0 if options.mixed else 1  # --mixed alone means a co-located deployment
+    config = DeploymentConfig(
+        model=resolve_model(options.model),
+        prefill=split if options.prefill is None else options.prefill,
+        decode=split if options.decode is None else options.decode,
+        mixed=options.mixed,
+        transport=options.transport,
+        host=options.host,
+        port=options.port,
+        worker_arguments=engine_arguments(options),
+    )
+    signal.signal(signal.SIGTERM, _interrupt)
+    with LocalDeployment(config, _print_progress) as deployment:
+        print(f"relevo: serving {config.model.name} at {deployment.url}/v1", file=sys.stderr)
+        ended = deployment.watch()
+    print(f"relevo: {ended}; stopped the rest", file=sys.stderr)
+    return 1
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _print_progress(who: str, what: str) -> None:
+    print(f"relevo: {who}: {what}", file=sys.stderr)
+
+
+def _as_child(body: Callable[[StatusPipe], None]) -> int:
+    """Runs a supervised process and tells the supervisor what it failed of."""
+    die_with_parent()
+    status = StatusPipe()
+    try:
+        body(status)
+    except RelevoError as error:
+        key = error.key if isinstance(error, ConfigError) else ""
+        message = str(error).removeprefix(f"{key}: ") if key else str(error)
+        status.say("failed", kind=type(error).__name__, key=key, what=message)
+        raise
+    return 0
+
+
+def _named(options: argparse.Namespace) -> ModelSource:
+    source = resolve_model(options.model)
+    if options.model_name is None:
+        return source
+    return ModelSource(options.model_name, source.path, source.cache)
+
+
+def _router(options: argparse.Namespace) -> int:
+    import asyncio
+
+    def body(status: StatusPipe) -> None:
+        from relevo.launch.router_process import run_router
+
+        asyncio.run(
+            run_router(
+                _named(options),
+                host=options.host,
+                port=options.port,
+                control=options.control,
+                on_ready=lambda url, control: status.say("ready", url=url, control=control),
+            )
+        )
+
+    return _as_child(body)
+
+
+def _worker(options: argparse.Namespace) -> int:
+    def body(status: StatusPipe) -> None:
+        cores = _pin(options.cores)
+        from relevo.engine.engine import EngineConfig
+        from relevo.types import Role
+        from relevo.worker.worker import Worker, WorkerConfig
+
+        model = _named(options)
+        said = [-1]
+
+        def progress(what: str, fraction: float) -> None:
+            tenth = int(fraction * 10)
+            if tenth != said[0]:
+                said[0] = tenth
+                status.say("loading", what=f"{what} {fraction:.0%}")
+
+        config = WorkerConfig(
+            name=options.name,
+            role=Role(options.role),
+            router=options.router,
+            model_name=model.name,
+            transport=options.transport,
+            host=options.host,
+            engine=EngineConfig(
+                model=model.path,
+                cache=model.cache,
+                dtype=options.dtype,
+                device=options.device,
+                threads=len(cores),
+                pool_bytes=options.kv_memory << 20,
+                page_tokens=options.page_tokens,
+                step_tokens=options.step_tokens,
+                max_running=options.max_running,
+                local_prefill_tokens=options.local_prefill_tokens,
+            ),
+        )
+        Worker(config, progress, lambda: status.say("ready", what="ready")).run()
+
+    return _as_child(body)
+
+
+def _pin(cores: str) -> set[int]:
+    """Before torch is imported, so that its threads inherit it."""
+    import os
+
+    if cores:
+        try:
+            os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+        except (ValueError, OSError) as error:
+            raise ConfigError("cores", f"{cores!r}: {error}") from error
+    return os.sched_getaffinity(0)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from relevo.cli.demo import run_demo
+
+    return run_demo()
+
+
+def _bench_handoff(options: argparse.Namespace) -> int:
+    from relevo.bench.handoff import run_handoff
+
+    return run_handoff(resolve_model(options.model), options.repeats, as_json=options.json)
+
+
+def _bench_interference(options: argparse.Namespace) -> int:
+    from relevo.bench.interference import run_interference
+
+    return run_interference(resolve_model(options.model), options.repeats, as_json=options.json)

@@ -1,0 +1,2 @@
+"""The embedded engine: models, paged attention, scheduler, caches, sampler. Never knows who
+pushes its pages where."""

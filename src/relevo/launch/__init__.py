@@ -1,0 +1,1 @@
+"""Starts and supervises processes: a deployment on this machine."""

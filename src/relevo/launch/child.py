@@ -1,0 +1,45 @@
+"""What a supervised process does for its supervisor: says how it is, and dies with it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+STATUS_FD = "RELEVO_STATUS_FD"
+PARENT = "RELEVO_PARENT"
+_PR_SET_PDEATHSIG = 1
+
+
+class StatusPipe:
+    """Lines of JSON to the supervisor; to standard error where there is none."""
+
+    def __init__(self) -> None:
+        fd = os.environ.pop(STATUS_FD, None)
+        self._pipe = None if fd is None else os.fdopen(int(fd), "w")
+
+    def say(self, state: str, **detail: Any) -> None:
+        if self._pipe is None:
+            rest = " ".join(f"{key}={value}" for key, value in detail.items())
+            print(f"relevo: {state} {rest}".rstrip(), file=sys.stderr, flush=True)
+            return
+        try:
+            self._pipe.write(json.dumps({"state": state, **detail}) + "\n")
+            self._pipe.flush()
+        except BrokenPipeError:
+            return  # the supervisor has gone; so will this process
+
+
+def die_with_parent() -> None:
+    """The kernel ends this process with the supervisor, however that ends. Nothing has to be
+    cleaned up: sockets are abstract, memory files anonymous. Without a supervisor, does nothing."""
+    parent = os.environ.pop(PARENT, None)
+    if parent is None:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(parent):  # it died before the request was in place
+        os._exit(1)

@@ -1,0 +1,279 @@
+"""The decode side of the hand-off on a worker's control thread: links, slots, messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from relevo.kv.layout import PoolLayout
+from relevo.messenger.decode_table import (
+    Action,
+    DecodeTable,
+    Fence,
+    Freed,
+    Handoff,
+    Landed,
+    Lost,
+    Send,
+)
+from relevo.messenger.host import DecodeHost, HandoffWanted
+from relevo.messenger.slots import Slot, SlotPool
+from relevo.transfer.engine import TransferEngine, TransferEvent
+from relevo.types import TimelineEvent, now_ns
+from relevo.wire.liveness import Liveness
+from relevo.wire.messages import (
+    PROTOCOL_VERSION,
+    Accepted,
+    CancelAck,
+    Failed,
+    Finished,
+    FromPrefill,
+    Heartbeat,
+    LinkOpened,
+    Message,
+    OpenLink,
+    PrefillCandidate,
+    PrefillRequest,
+    Refused,
+    Rejected,
+)
+
+HANDOFF_DEADLINE_S = 120.0
+LINK_DEADLINE_S = 10.0
+
+
+@dataclass
+class PrefillPeer:
+    """A prefill worker that this one is, or wants to be, linked to."""
+
+    endpoint: str
+    link: int
+    open_deadline: float
+    liveness: Liveness
+    up: bool = False
+    waiting: list[HandoffWanted] = field(default_factory=list)
+
+
+class DecodeSide:
+    """Control thread only. `send(endpoint, message)` must not block; `note(request, events)`
+    takes timeline events."""
+
+    def __init__(
+        self,
+        *,
+        worker: str,
+        incarnation: int,
+        model: str,
+        layout: PoolLayout,
+        transfer: TransferEngine,
+        host: DecodeHost,
+        send: Callable[[str, Message], None],
+        close: Callable[[str], None],
+        note: Callable[[str, tuple[TimelineEvent, ...]], None],
+    ) -> None:
+        self._worker = worker
+        self._incarnation = incarnation
+        self._model = model
+        self._layout = msgspec.msgpack.encode(layout)
+        self._transfer = transfer
+        self._host = host
+        self._send = send
+        self._close = close
+        self._note = note
+        self._table = DecodeTable()
+        self._slots = SlotPool()
+        self._peers: dict[str, PrefillPeer] = {}
+        self._requests: dict[int, str] = {}  # of hand-offs whose timings are still to come
+        self.counters = dict.fromkeys(("landed", "lost", "cancelled", "fences", "link_failures"), 0)
+
+    @property
+    def quarantined_pages(self) -> int:
+        return self._table.quarantined_pages
+
+    @property
+    def slots_in_use(self) -> int:
+        return self._slots.total - self._slots.free
+
+    def request(self, wanted: HandoffWanted, candidates: Sequence[PrefillCandidate]) -> None:
+        """Asks the first candidate, opening a link to it first where there is none."""
+        if not candidates:
+            self._never_asked(wanted, "no prefill worker")
+            return
+        peer = self._peer(candidates[0].endpoint)
+        if peer.up:
+            self._ask(peer, wanted)
+        else:
+            peer.waiting.append(wanted)
+
+    def cancel(self, request: str) -> None:
+        """The request is not wanted any more. `freed` follows for each of its hand-offs."""
+        for peer in self._peers.values():
+            for wanted in [w for w in peer.waiting if w.request == request]:
+                peer.waiting.remove(wanted)
+                self._host.freed(wanted.handoff)
+        self._do(self._table.cancel(request, time.monotonic()))
+
+    def handle(self, endpoint: str, message: FromPrefill) -> None:
+        peer = self._peers.get(endpoint)
+        if peer is None:
+            return  # a worker that has been fenced: its words do not count
+        peer.liveness.heard(time.monotonic())
+        match message:
+            case Heartbeat():
+                pass
+            case LinkOpened():
+                self._opened(peer, message.link)
+            case Refused():
+                self._drop(peer, f"the prefill worker refused the link: {message.reason}")
+            case Accepted():
+                self._do(self._table.accepted(message.handoff))
+                self._event(message.handoff, "handoff-accepted")
+            case Rejected():
+                self._do(self._table.rejected(message.handoff, message.reason))
+            case Failed():
+                self._do(self._table.failed(message.handoff, message.reason))
+            case CancelAck():
+                self._do(self._table.cancel_ack(message.handoff))
+            case Finished():
+                request = self._requests.pop(message.handoff, None)
+                if request is not None:
+                    self._note(request, message.events)
+
+    def poll_counters(self) -> None:
+        for event in self._transfer.poll_counters():
+            slot = Slot(event.slot, event.generation)
+            actions = self._table.counted(slot, event.reached_ns, overshot=event.overshot)
+            self._do(actions)
+
+    def transfer_event(self, event: TransferEvent) -> None:
+        if event.kind is TransferEvent.Kind.LINK_DOWN:
+            for peer in [p for p in self._peers.values() if p.link == event.link]:
+                self._drop(peer, event.error)
+        elif event.kind is TransferEvent.Kind.LINK_CLOSED:
+            self._do(self._table.link_closed(event.link))
+
+    def tick(self, now: float) -> None:
+        for peer in list(self._peers.values()):
+            if not peer.up and now > peer.open_deadline:
+                self._drop(peer, f"no link within {LINK_DEADLINE_S:.0f} s")
+            elif peer.liveness.silent(now):
+                self._drop(peer, "the prefill worker is silent")
+            elif peer.liveness.due(now):
+                self._send(peer.endpoint, Heartbeat())
+        self._do(self._table.tick(now))
+
+    def _peer(self, endpoint: str) -> PrefillPeer:
+        peer = self._peers.get(endpoint)
+        if peer is None:
+            now = time.monotonic()
+            link = self._transfer.expect_link()
+            peer = PrefillPeer(endpoint, link, now + LINK_DEADLINE_S, Liveness(now))
+            self._peers[endpoint] = peer
+            self._send(
+                endpoint,
+                OpenLink(
+                    worker=self._worker,
+                    incarnation=self._incarnation,
+                    version=PROTOCOL_VERSION,
+                    model=self._model,
+                    link=link,
+                    driver=self._transfer.transport,
+                    address=self._transfer.address(),
+                    layout=self._layout,
+                ),
+            )
+        return peer
+
+    def _opened(self, peer: PrefillPeer, link: int) -> None:
+        if peer.link != link:
+            return
+        peer.up = True
+        waiting, peer.waiting = peer.waiting, []
+        for wanted in waiting:
+            self._ask(peer, wanted)
+
+    def _ask(self, peer: PrefillPeer, wanted: HandoffWanted) -> None:
+        slot = self._slots.take()
+        if slot is None:
+            self._never_asked(wanted, "no free counter slot")
+            return
+        armed = self._transfer.arm(
+            slot.index, slot.generation, len(wanted.pages) * wanted.layers
+        )
+        assert armed, f"slot {slot} was free but armed"
+        message = PrefillRequest(
+            handoff=wanted.handoff,
+            link=peer.link,
+            request=wanted.request,
+            tokens=wanted.tokens,
+            first_page=wanted.first_page,
+            pages=wanted.pages,
+            slot=slot.index,
+            generation=slot.generation,
+            deadline_ms=int(HANDOFF_DEADLINE_S * 1000),
+        )
+        self._requests[wanted.handoff] = wanted.request
+        self._do(self._table.request(message, time.monotonic() + HANDOFF_DEADLINE_S))
+        self._event(wanted.handoff, "handoff-requested")
+
+    def _never_asked(self, wanted: HandoffWanted, reason: str) -> None:
+        self.counters["lost"] += 1
+        self._host.lost(wanted.request, wanted.handoff, reason)
+        self._host.freed(wanted.handoff)
+
+    def _drop(self, peer: PrefillPeer, reason: str) -> None:
+        """Fences a peer. The next request to the same endpoint opens a new link."""
+        self.counters["link_failures"] += 1
+        del self._peers[peer.endpoint]
+        self._close(peer.endpoint)
+        for wanted in peer.waiting:
+            self._never_asked(wanted, reason)
+        self._do(self._table.link_lost(peer.link, reason))
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send():
+                    endpoint = self._endpoint_of(action.link)
+                    if endpoint is not None:
+                        self._send(endpoint, action.message)
+                case Landed():
+                    self.counters["landed"] += 1
+                    self._give_back(action.handoff)
+                    self._host.landed(
+                        action.handoff.request, action.handoff.id, action.reached_ns
+                    )
+                case Lost():
+                    self.counters["lost"] += 1
+                    self._requests.pop(action.handoff.id, None)
+                    self._host.lost(action.handoff.request, action.handoff.id, action.reason)
+                case Freed():
+                    if not action.handoff.lost:
+                        self.counters["cancelled"] += 1
+                    self._requests.pop(action.handoff.id, None)
+                    self._give_back(action.handoff)
+                    self._host.freed(action.handoff.id)
+                case Fence():
+                    self._fence(action)
+
+    def _fence(self, action: Fence) -> None:
+        for peer in [p for p in self._peers.values() if p.link == action.link]:
+            self._drop(peer, action.reason)  # comes back here, without a peer
+            return
+        self.counters["fences"] += 1
+        self._transfer.close_link(action.link)
+
+    def _give_back(self, handoff: Handoff) -> None:
+        self._transfer.disarm(handoff.slot.index)
+        self._slots.give_back(handoff.slot)
+
+    def _endpoint_of(self, link: int) -> str | None:
+        return next((p.endpoint for p in self._peers.values() if p.link == link), None)
+
+    def _event(self, handoff: int, name: str) -> None:
+        request = self._requests.get(handoff)
+        if request is not None:
+            self._note(request, (TimelineEvent(name, now_ns(), self._worker),))

@@ -1,0 +1,225 @@
+"""The decode side of every hand-off: states and legal moves. No I/O, no clock of its own.
+
+    REQUESTED ──accepted──► ACCEPTED
+    REQUESTED, ACCEPTED ──counter reached──► done (landed)
+    REQUESTED ──rejected──► done (lost, freed)
+    REQUESTED, ACCEPTED ──failed, which says that all has drained──► done (lost, freed)
+    REQUESTED, ACCEPTED ──cancelled by its request──► CANCELLING
+    REQUESTED, ACCEPTED ──deadline passed, or counted too much──► CANCELLING (lost)
+    CANCELLING ──cancel acknowledged, or failed──► done (freed)
+    any ──link lost, or cancel unanswered──► QUARANTINED (lost unless it was), link fenced
+    QUARANTINED ──link closed──► done (freed)
+
+The rule behind it: pages and slot are freed only when nothing can still write to them. A timeout
+is never an acknowledgement; it leads to a fence.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from relevo.messenger.slots import Slot
+from relevo.wire.messages import Cancel, Message, PrefillRequest
+
+CANCEL_DEADLINE_S = 10.0
+
+
+class State(enum.Enum):
+    REQUESTED = enum.auto()
+    ACCEPTED = enum.auto()
+    CANCELLING = enum.auto()
+    QUARANTINED = enum.auto()
+
+
+_LIVE = (State.REQUESTED, State.ACCEPTED)
+
+
+@dataclass(slots=True)
+class Handoff:
+    """One hand-off as the decode side knows it."""
+
+    id: int
+    request: str
+    link: int
+    slot: Slot
+    pages: int
+    deadline: float
+    state: State = State.REQUESTED
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Send:
+    """Say this to the prefill worker behind `link`."""
+
+    link: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Landed:
+    """Complete: slot and pages are the request's own again."""
+
+    handoff: Handoff
+    reached_ns: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Will not complete; not yet freed."""
+
+    handoff: Handoff
+    reason: str
+
+
+@dataclass(frozen=True)
+class Freed:
+    """Nothing can write any more: slot and pages may be used again."""
+
+    handoff: Handoff
+
+
+@dataclass(frozen=True)
+class Fence:
+    """Cut the link off; `link_closed` must follow."""
+
+    link: int
+    reason: str
+
+
+Action = Send | Landed | Lost | Freed | Fence
+
+
+class DecodeTable:
+    """All hand-offs that are not done. Methods take what happened and return what to do."""
+
+    def __init__(self) -> None:
+        self._handoffs: dict[int, Handoff] = {}
+        self._by_slot: dict[Slot, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._handoffs)
+
+    @property
+    def quarantined_pages(self) -> int:
+        """Pages that no request waits for any more and that may still be written."""
+        return sum(h.pages for h in self._handoffs.values() if h.lost)
+
+    def states(self) -> dict[str, int]:
+        """How many hand-offs are in each state."""
+        counts = {state.name.lower(): 0 for state in State}
+        for handoff in self._handoffs.values():
+            counts[handoff.state.name.lower()] += 1
+        return counts
+
+    def request(self, message: PrefillRequest, deadline: float) -> list[Action]:
+        handoff = Handoff(
+            message.handoff,
+            message.request,
+            message.link,
+            Slot(message.slot, message.generation),
+            len(message.pages),
+            deadline,
+        )
+        assert handoff.id not in self._handoffs
+        assert handoff.slot not in self._by_slot
+        self._handoffs[handoff.id] = handoff
+        self._by_slot[handoff.slot] = handoff.id
+        return [Send(message.link, message)]
+
+    def accepted(self, id: int) -> list[Action]:
+        handoff = self._handoffs.get(id)
+        if handoff is not None and handoff.state is State.REQUESTED:
+            handoff.state = State.ACCEPTED
+        return []
+
+    def rejected(self, id: int, reason: str) -> list[Action]:
+        """Rejected means never opened, so that nothing was written."""
+        return self._ended(id, reason)
+
+    def failed(self, id: int, reason: str) -> list[Action]:
+        """Sent only after everything posted has drained."""
+        return self._ended(id, reason)
+
+    def counted(self, slot: Slot, reached_ns: int, *, overshot: bool) -> list[Action]:
+        handoff = self._handoffs.get(self._by_slot.get(slot, -1))
+        if handoff is None or handoff.state not in _LIVE:
+            return []
+        if overshot:
+            return self._give_up(handoff, "more pages were written than asked for")
+        self._forget(handoff)
+        return [Landed(handoff, reached_ns)]
+
+    def cancel(self, request: str, now: float) -> list[Action]:
+        """Its request is not wanted any more."""
+        actions: list[Action] = []
+        for handoff in list(self._handoffs.values()):
+            if handoff.request == request and handoff.state in _LIVE:
+                actions += self._cancelling(handoff, now)
+        return actions
+
+    def cancel_ack(self, id: int) -> list[Action]:
+        handoff = self._handoffs.get(id)
+        if handoff is None or handoff.state is not State.CANCELLING:
+            return []
+        self._forget(handoff)
+        return [Freed(handoff)]
+
+    def link_lost(self, link: int, reason: str) -> list[Action]:
+        actions: list[Action] = [Fence(link, reason)]
+        for handoff in self._on(link):
+            if not handoff.lost and handoff.state in _LIVE:
+                actions.append(Lost(handoff, reason))
+            handoff.lost = True
+            handoff.state = State.QUARANTINED
+        return actions
+
+    def link_closed(self, link: int) -> list[Action]:
+        actions: list[Action] = []
+        for handoff in list(self._on(link)):
+            self._forget(handoff)
+            actions.append(Freed(handoff))
+        return actions
+
+    def tick(self, now: float) -> list[Action]:
+        """Deadlines."""
+        actions: list[Action] = []
+        silent: set[int] = set()
+        for handoff in list(self._handoffs.values()):
+            if now < handoff.deadline or handoff.state is State.QUARANTINED:
+                continue
+            if handoff.state is State.CANCELLING:
+                silent.add(handoff.link)
+            else:
+                actions += self._give_up(handoff, "not complete by its deadline", now)
+        for link in silent:
+            actions += self.link_lost(link, "a cancel was not answered")
+        return actions
+
+    def _ended(self, id: int, reason: str) -> list[Action]:
+        handoff = self._handoffs.get(id)
+        if handoff is None or handoff.state is State.QUARANTINED:
+            return []
+        self._forget(handoff)
+        if handoff.state is State.CANCELLING:
+            return [Freed(handoff)]
+        return [Lost(handoff, reason), Freed(handoff)]
+
+    def _give_up(self, handoff: Handoff, reason: str, now: float | None = None) -> list[Action]:
+        handoff.lost = True
+        at = handoff.deadline if now is None else now
+        return [Lost(handoff, reason), *self._cancelling(handoff, at)]
+
+    def _cancelling(self, handoff: Handoff, now: float) -> list[Action]:
+        handoff.state = State.CANCELLING
+        handoff.deadline = now + CANCEL_DEADLINE_S
+        return [Send(handoff.link, Cancel(handoff.id))]
+
+    def _on(self, link: int) -> Iterator[Handoff]:
+        return (h for h in self._handoffs.values() if h.link == link)
+
+    def _forget(self, handoff: Handoff) -> None:
+        del self._handoffs[handoff.id]
+        del self._by_slot[handoff.slot]

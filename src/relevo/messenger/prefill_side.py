@@ -1,0 +1,249 @@
+"""The prefill side of the hand-off on a worker's control thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from relevo.errors import LayoutMismatch
+from relevo.kv.copy_plan import copies_for
+from relevo.kv.layout import PoolLayout, check_compatible
+from relevo.messenger.host import PrefillHost, PrefillJob
+from relevo.messenger.prefill_table import (
+    Action,
+    PrefillTable,
+    Release,
+    Send,
+    Start,
+    Stop,
+    Withdraw,
+)
+from relevo.messenger.slots import Slot
+from relevo.transfer.engine import Copy, LayerMap, TransferEngine, TransferEvent
+from relevo.types import TimelineEvent
+from relevo.wire.liveness import Liveness
+from relevo.wire.messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Finished,
+    FromDecode,
+    Heartbeat,
+    LinkOpened,
+    Message,
+    OpenLink,
+    PrefillRequest,
+    Refused,
+)
+
+CONNECT_TIMEOUT_S = 5.0
+Route = bytes
+
+
+@dataclass
+class DecodePeer:
+    """A decode worker whose memory this one writes to."""
+
+    route: Route
+    worker: str
+    link: int
+    liveness: Liveness
+
+
+def layer_maps(source: PoolLayout, destination: PoolLayout) -> list[LayerMap]:
+    """Where each layer's pages lie on both sides, in the order of the layer counter.
+
+    Raises LayoutMismatch.
+    """
+    check_compatible(source, destination)
+    maps: list[LayerMap] = []
+    for ours, theirs in zip(source.groups, destination.groups, strict=True):
+        copies = [
+            Copy(c.source_offset, c.destination_offset, c.length)
+            for c in copies_for({0: ours.heads}, 0, theirs.heads, ours.head_bytes)
+        ]
+        for from_offset, to_offset in zip(ours.layer_offsets, theirs.layer_offsets, strict=True):
+            maps.append(
+                LayerMap(
+                    source_region=source.region,
+                    destination_region=destination.region,
+                    source_base=from_offset,
+                    source_stride=ours.page_stride,
+                    destination_base=to_offset,
+                    destination_stride=theirs.page_stride,
+                    copies=copies,
+                )
+            )
+    return maps
+
+
+class PrefillSide:
+    """Control thread only. `send(route, message)` must not block."""
+
+    def __init__(
+        self,
+        *,
+        worker: str,
+        model: str,
+        layout: PoolLayout,
+        transfer: TransferEngine,
+        host: PrefillHost,
+        send: Callable[[Route, Message], None],
+    ) -> None:
+        self._worker = worker
+        self._model = model
+        self._layout = layout
+        self._transfer = transfer
+        self._host = host
+        self._send = send
+        self._table = PrefillTable()
+        self._peers: dict[int, DecodePeer] = {}  # by link
+        self._events: dict[int, list[TimelineEvent]] = {}  # by hand-off
+        self.counters = dict.fromkeys(("finished", "withdrawn", "failed", "links"), 0)
+
+    @property
+    def open_handoffs(self) -> int:
+        return len(self._table)
+
+    def note(self, handoff: int, event: TimelineEvent) -> None:
+        """Something the host did for a hand-off; travels to the decode side in the end."""
+        if handoff in self._events:
+            self._events[handoff].append(event)
+
+    def handle(self, route: Route, message: FromDecode) -> None:
+        now = time.monotonic()
+        for peer in self._peers.values():
+            if peer.route == route:
+                peer.liveness.heard(now)
+        match message:
+            case Heartbeat():
+                self._send(route, Heartbeat())
+            case OpenLink():
+                self._open_link(route, message)
+            case PrefillRequest():
+                self._request(route, message)
+            case Cancel():
+                link = next((p.link for p in self._peers.values() if p.route == route), 0)
+                self._do(self._table.cancel(message.handoff, link))
+
+    def transfer_event(self, event: TransferEvent) -> None:
+        kind = TransferEvent.Kind
+        if event.kind is kind.LINK_UP:
+            self.counters["links"] += 1
+            self._send_to(event.link, LinkOpened(event.link))
+        elif event.kind is kind.LINK_DOWN:
+            self._send_to(event.link, Refused(event.error))
+            self._lose(event.link)
+        elif event.kind is kind.LINK_CLOSED:
+            self._do(self._table.link_closed(event.link))
+            self._peers.pop(event.link, None)
+        elif event.kind is kind.DRAINED:
+            self._do(self._table.drained(event.handoff))
+        elif event.kind is kind.FAILED:
+            self.counters["failed"] += 1
+            self._do(self._table.failed(event.handoff, event.error))
+        elif event.kind is kind.PUSHED:
+            self._pushed(event)
+
+    def tick(self, now: float) -> None:
+        for peer in list(self._peers.values()):
+            if peer.liveness.silent(now):
+                self._lose(peer.link)
+
+    def _open_link(self, route: Route, message: OpenLink) -> None:
+        for peer in [p for p in self._peers.values() if p.worker == message.worker]:
+            self._lose(peer.link)  # an older epoch of the same worker
+        try:
+            maps = self._check(message)
+        except LayoutMismatch as error:
+            self._send(route, Refused(str(error)))
+            return
+        self._peers[message.link] = DecodePeer(
+            route, message.worker, message.link, Liveness(time.monotonic())
+        )
+        self._transfer.connect(message.link, message.address, maps, CONNECT_TIMEOUT_S)
+
+    def _check(self, message: OpenLink) -> list[LayerMap]:
+        for what, ours, theirs in (
+            ("protocol version", PROTOCOL_VERSION, message.version),
+            ("model", self._model, message.model),
+            ("transport", self._transfer.transport, message.driver),
+        ):
+            if ours != theirs:
+                raise LayoutMismatch(
+                    f"{what}: prefill worker has {ours}, decode worker {theirs}"
+                )
+        layout = msgspec.msgpack.decode(message.layout, type=PoolLayout)
+        return layer_maps(self._layout, layout)
+
+    def _request(self, route: Route, message: PrefillRequest) -> None:
+        job = PrefillJob(
+            handoff=message.handoff,
+            link=message.link,
+            request=message.request,
+            tokens=message.tokens,
+            first_page=message.first_page,
+            destination=message.pages,
+            slot=Slot(message.slot, message.generation),
+        )
+        refusal = self._host.refuses(job)
+        if message.link not in self._peers:
+            # No table entry: without a link there is nobody to answer but this route.
+            self._send(route, Refused("the link of this hand-off is not open"))
+            return
+        self._do(self._table.request(job, refusal))
+
+    def _pushed(self, event: TransferEvent) -> None:
+        if event.computed_ns:
+            self.note(
+                event.handoff,
+                TimelineEvent("prefill-end", event.computed_ns[-1], self._worker),
+            )
+        self.note(
+            event.handoff,
+            TimelineEvent(
+                "pushed",
+                event.at_ns,
+                self._worker,
+                {
+                    "writes": event.writes,
+                    "parts": event.parts,
+                    "bytes": event.bytes,
+                    "layers_ns": event.posted_ns,
+                },
+            ),
+        )
+        if event.last:
+            self.counters["finished"] += 1
+            events = tuple(self._events.get(event.handoff, ()))
+            self._do(self._table.pushed(event.handoff, Finished(event.handoff, events)))
+
+    def _lose(self, link: int) -> None:
+        """Stops writing to a peer; its pages come back when the link has closed."""
+        self._do(self._table.link_lost(link))
+        self._transfer.close_link(link)
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send():
+                    self._send_to(action.link, action.message)
+                case Start():
+                    self._events[action.job.handoff] = []
+                    self._transfer.open_handoff(action.job.handoff)
+                    self._host.start(action.job)
+                case Withdraw():
+                    self.counters["withdrawn"] += 1
+                    self._host.stop(action.handoff)
+                    self._transfer.withdraw(action.handoff)
+                case Stop():
+                    self._host.stop(action.handoff)
+                case Release():
+                    self._events.pop(action.handoff, None)
+                    self._host.release(action.handoff)
+
+    def _send_to(self, link: int, message: Message) -> None:
+        if link in self._peers:
+            self._send(self._peers[link].route, message)

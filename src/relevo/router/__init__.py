@@ -1,0 +1,1 @@
+"""The front door's brain: registry of workers, queue, policy, dispatch, timelines."""

@@ -1,0 +1,335 @@
+"""Dispatch: requests wait here, go to workers when there is credit, and come back as tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import zmq.asyncio
+
+from relevo import errors
+from relevo.errors import InvalidRequest, Overloaded, StateError, WorkerLost
+from relevo.router.policy import choose
+from relevo.router.registry import Member, Registry
+from relevo.router.timelines import RequestTimeline, Timelines
+from relevo.types import FinishReason, Role, Sampling, TimelineEvent, now_ns
+from relevo.wire.codec import ProtocolError
+from relevo.wire.liveness import HEARTBEAT_S, Liveness
+from relevo.wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    AnyMessage,
+    Generate,
+    Heartbeat,
+    Message,
+    Output,
+    PrefillCandidate,
+    PrefillDone,
+    Refused,
+    Register,
+    Registered,
+    RequestFailed,
+    Timeline,
+    WorkerStatus,
+)
+from relevo.wire.sockets import AsyncListener
+
+log = logging.getLogger(__name__)
+
+LONGEST_QUEUE = 4096
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Some tokens of a generation; `finish` comes with the last ones."""
+
+    tokens: tuple[int, ...]
+    finish: FinishReason | None
+
+
+@dataclass(eq=False)
+class Request:
+    """A request from submission to end. `outputs` holds tokens, or the error that ended it."""
+
+    id: str
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    attempt: int = 0
+    worker: str | None = None
+    prefill: str | None = None
+    outputs: asyncio.Queue[Tokens | StateError] = field(default_factory=asyncio.Queue)
+
+
+class Router:
+    """All methods on one asyncio loop."""
+
+    def __init__(self, bind: str) -> None:
+        self._context = zmq.asyncio.Context()
+        self._listener = AsyncListener(self._context, bind, "control-port")
+        self.endpoint = self._listener.endpoint
+        self.registry = Registry()
+        self.timelines = Timelines()
+        self.counters: Counter[str] = Counter()
+        self._queue: deque[Request] = deque()
+        self._requests: dict[str, Request] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self.changed = asyncio.Condition()
+
+    async def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._receive_forever()),
+            asyncio.create_task(self._watch_workers()),
+        ]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._listener.close()
+        self._context.term()
+
+    # ---- for the server ----
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model that the workers serve, or None while there is no worker."""
+        return next((m.info.model for m in self.registry), None)
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.registry.generating())
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        return len(self._requests) - len(self._queue)
+
+    def max_context(self) -> int:
+        """The longest context (prompt and answer, in tokens) that every worker holds."""
+        if not self.ready:
+            raise Overloaded("no worker is ready")
+        return min(m.info.max_context for m in self.registry)
+
+    async def generate(
+        self, id: str, tokens: tuple[int, ...], sampling: Sampling
+    ) -> AsyncIterator[Tokens]:
+        """Yields tokens as they come. Leaving the iteration early cancels the request everywhere.
+
+        Raises InvalidRequest, Overloaded or whatever ended the request.
+        """
+        self._check(tokens, sampling)
+        request = Request(id, tokens, sampling)
+        self.timelines.open(RequestTimeline(id, len(tokens)))
+        self._note(request, "received")
+        self._requests[id] = request
+        self._queue.append(request)
+        self.counters["requests"] += 1
+        self._dispatch()
+        try:
+            while True:
+                output = await request.outputs.get()
+                if isinstance(output, StateError):
+                    raise output
+                yield output
+                if output.finish is not None:
+                    return
+        finally:
+            self._end(request)
+
+    def _check(self, tokens: tuple[int, ...], sampling: Sampling) -> None:
+        limit = self.max_context()
+        if not tokens:
+            raise InvalidRequest("the prompt has no tokens", "prompt")
+        if len(tokens) + sampling.max_tokens > limit:
+            raise InvalidRequest(
+                f"this deployment's context is {limit} tokens, but the prompt has {len(tokens)} "
+                f"and {sampling.max_tokens} more may be generated",
+                "prompt",
+                "context_length_exceeded",
+            )
+        vocabulary = min(m.info.vocabulary for m in self.registry)
+        for token in tokens:
+            if not 0 <= token < vocabulary:
+                raise InvalidRequest(
+                    f"token id {token} is not in the vocabulary (0 to {vocabulary - 1})", "prompt"
+                )
+        if len(self._queue) >= LONGEST_QUEUE:
+            self.counters["refused"] += 1
+            raise Overloaded(f"{LONGEST_QUEUE} requests are waiting already")
+
+    # ---- dispatch ----
+
+    def _dispatch(self) -> None:
+        """Sends what can be sent, in order: nobody overtakes a request that waits for the same
+        thing."""
+        blocked: list[Request] = []
+        while self._queue:
+            request = self._queue.popleft()
+            needs_credit = bool(blocked)
+            choice = choose(len(request.tokens), self.registry.views())
+            if choice is None or (needs_credit and choice.candidates):
+                blocked.append(request)
+                continue
+            generates = self.registry.get(choice.generates)
+            assert generates is not None
+            members = [m for name in choice.candidates if (m := self.registry.get(name))]
+            self._send_generate(request, generates, members)
+        self._queue.extend(blocked)
+
+    def _send_generate(self, request: Request, worker: Member, prefill: list[Member]) -> None:
+        request.attempt += 1
+        request.worker = worker.info.worker
+        worker.requests.add(request.id)
+        timeline = self.timelines.get(request.id)
+        workers = {worker.info.role.value: worker.info.worker}
+        if prefill:
+            request.prefill = prefill[0].info.worker
+            prefill[0].prefilling[request.id] = len(request.tokens)
+            workers[Role.PREFILL.value] = request.prefill
+        if timeline is not None:
+            timeline.workers = workers
+        self._note(request, "dispatched")
+        candidates = tuple(PrefillCandidate(m.info.worker, m.info.endpoint) for m in prefill)
+        self._listener.send(
+            worker.route,
+            Generate(request.id, request.attempt, request.tokens, request.sampling, candidates),
+        )
+
+    def _end(self, request: Request) -> None:
+        """Forgets a request; where it still runs, its worker is told to stop."""
+        if self._requests.pop(request.id, None) is None:
+            return
+        if request in self._queue:
+            self._queue.remove(request)
+        member = self.registry.get(request.worker) if request.worker else None
+        if member is not None and request.id in member.requests:
+            self.counters["cancelled"] += 1
+            member.requests.discard(request.id)
+            self._listener.send(member.route, Abort(request.id))
+        self._free_credit(request)
+        self._dispatch()
+
+    def _free_credit(self, request: Request) -> None:
+        member = self.registry.get(request.prefill) if request.prefill else None
+        if member is not None:
+            member.prefilling.pop(request.id, None)
+        request.prefill = None
+
+    # ---- from workers ----
+
+    async def _receive_forever(self) -> None:
+        while True:
+            try:
+                route, message = await self._listener.receive()
+                await self._handle(route, message)
+            except ProtocolError as error:
+                log.warning("ignored: %s", error)
+
+    async def _handle(self, route: bytes, message: AnyMessage) -> None:
+        if isinstance(message, Register):
+            await self._register(route, message)
+            return
+        member = self.registry.by_route(route)
+        if member is None:
+            self._reply(route, Refused("not registered"))
+            return
+        member.liveness.heard(time.monotonic())
+        match message:
+            case Heartbeat():
+                member.steps = message.steps
+                self._reply(route, Heartbeat())
+            case WorkerStatus():
+                member.load, member.counters = message.load, message.counters
+            case Output():
+                self._output(member, message)
+            case PrefillDone():
+                request = self._requests.get(message.request)
+                if request is not None and request.attempt == message.attempt:
+                    self._free_credit(request)
+                    self._dispatch()
+            case RequestFailed():
+                self._failed(member, message)
+            case Timeline():
+                self.timelines.add(message.request, message.events)
+            case _:
+                log.warning("%s sent %s", member.info.worker, type(message).__name__)
+
+    async def _register(self, route: bytes, message: Register) -> None:
+        refusal = self._refusal(message)
+        if refusal is not None:
+            self._reply(route, Refused(refusal))
+            return
+        member = Member(route, message, Liveness(time.monotonic()))
+        replaced = self.registry.add(member)
+        if replaced is not None:
+            self._lose(replaced, "it was restarted")
+        self._reply(route, Registered())
+        log.info("worker %s (%s) registered", message.worker, message.role)
+        self._dispatch()
+        async with self.changed:
+            self.changed.notify_all()
+
+    def _refusal(self, message: Register) -> str | None:
+        if message.version != PROTOCOL_VERSION:
+            return f"protocol version {message.version}, the router has {PROTOCOL_VERSION}"
+        if self.model is not None and message.model != self.model:
+            return f"model {message.model}, the router serves {self.model}"
+        return None
+
+    def _output(self, member: Member, message: Output) -> None:
+        request = self._requests.get(message.request)
+        if request is None or request.attempt != message.attempt:
+            return
+        self.counters["generated_tokens"] += len(message.tokens)
+        if message.finish is not None:
+            member.requests.discard(request.id)
+            self._note(request, "done")
+        request.outputs.put_nowait(Tokens(message.tokens, message.finish))
+
+    def _failed(self, member: Member, message: RequestFailed) -> None:
+        request = self._requests.get(message.request)
+        if request is None or request.attempt != message.attempt:
+            return
+        member.requests.discard(request.id)
+        kind = getattr(errors, message.kind, StateError)
+        request.outputs.put_nowait(kind(message.reason))
+        self.counters["failed"] += 1
+
+    async def _watch_workers(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            now = time.monotonic()
+            for member in self.registry:
+                if member.liveness.silent(now):
+                    self.registry.remove(member)
+                    self._lose(member, "it is silent")
+
+    def _lose(self, member: Member, why: str) -> None:
+        """Ends what ran on a lost worker. What it was only prefilling goes on at its decode
+        worker, which hears of the loss by itself."""
+        log.error("worker %s is lost: %s", member.info.worker, why)
+        self.counters["workers_lost"] += 1
+        for id in member.requests:
+            request = self._requests.get(id)
+            if request is not None:
+                self.counters["failed"] += 1
+                request.outputs.put_nowait(
+                    WorkerLost(f"worker {member.info.worker} was lost: {why}")
+                )
+        member.requests.clear()
+        self._dispatch()
+
+    def _reply(self, route: bytes, message: Message) -> None:
+        self._listener.send(route, message)
+
+    def _note(self, request: Request, name: str) -> None:
+        self.timelines.add(request.id, (TimelineEvent(name, now_ns(), "router"),))

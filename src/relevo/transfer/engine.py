@@ -1,0 +1,90 @@
+"""The transfer engine: regions, links, hand-offs and steps over one driver."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from relevo.errors import ConfigError
+from relevo.transfer import _transfer
+from relevo.transfer._transfer import (
+    GENERATIONS,
+    MAX_PARTS,
+    SLOTS,
+    Copy,
+    CounterEvent,
+    LayerMap,
+    MemoryFile,
+    PagePair,
+    Push,
+    TransferEvent,
+)
+
+__all__ = [
+    "GENERATIONS", "MAX_PARTS", "SLOTS", "TRANSPORTS", "Copy", "CounterEvent", "LayerMap",
+    "MemoryFile", "PagePair", "Push", "TransferEngine", "TransferEvent",
+]  # fmt: skip
+
+TRANSPORTS = ("local", "tcp")
+
+
+class TransferEngine:
+    """Wraps the native engine of one worker. Every method may be called from any thread, `bump`,
+    `open_step` and `end_step` from the engine loop's only.
+
+    Memory comes from `allocate`, before `start`; it is what peers write into and read from.
+    """
+
+    def __init__(self, transport: str, host: str = "127.0.0.1") -> None:
+        if transport not in TRANSPORTS:
+            raise ConfigError("transport", f"{transport!r} is none of {', '.join(TRANSPORTS)}")
+        self.transport = transport
+        self._native = _transfer.NativeEngine(transport, host)
+        self._regions = 0
+        self.bump = self._native.bump
+        self.end_step = self._native.end_step
+        self.open_step = self._native.open_step
+        self.arm = self._native.arm
+        self.disarm = self._native.disarm
+        self.counted = self._native.counted
+        self.poll_counters = self._native.poll_counters
+        self.poll_events = self._native.poll_events
+        self.open_handoff = self._native.open_handoff
+        self.withdraw = self._native.withdraw
+        self.close_link = self._native.close_link
+        self.statistics = self._native.statistics
+        self.event_fd = self._native.event_fd
+        self.counter_fd = self._native.counter_fd
+
+    def allocate(self, name: str, size: int) -> npt.NDArray[np.uint8]:
+        """A new region backed by an anonymous memory file; regions are numbered from 0."""
+        file = MemoryFile(name, size)
+        self._native.register_region(self._regions, file)
+        self._regions += 1
+        return file.array()
+
+    def start(self) -> None:
+        self._native.start()
+
+    def stop(self) -> None:
+        self._native.stop()
+
+    def address(self) -> bytes:
+        """What a peer needs in order to connect; opaque."""
+        return self._native.address()
+
+    def expect_link(self) -> int:
+        """Draws a link id and lets the peer that is told of it connect, once."""
+        link = secrets.randbits(63)
+        self._native.expect(link)
+        return link
+
+    def connect(
+        self, link: int, address: bytes, layers: list[LayerMap], timeout_s: float
+    ) -> None:
+        """Connects to a peer that expects `link`; an event says how it went."""
+        deadline = time.monotonic_ns() + int(timeout_s * 1e9)
+        self._native.connect(link, address, layers, deadline)

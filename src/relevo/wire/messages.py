@@ -1,0 +1,223 @@
+"""Control messages. Frozen, explicitly tagged, small: KV never travels here.
+
+See docs/wire-protocol.md. The version is checked when a link is opened, not per message.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from relevo.types import FinishReason, Role, Sampling, TimelineEvent
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="t"):
+    """Base of every control message."""
+
+
+# ---- any link ----
+
+
+class Heartbeat(Message, tag="heartbeat"):
+    """Sent by both sides every interval. `steps` is how many engine steps the sender has ended."""
+
+    steps: int = 0
+
+
+class Refused(Message, tag="refused"):
+    """The link or the message before is not accepted."""
+
+    reason: str
+
+
+# ---- worker → router ----
+
+
+class Load(msgspec.Struct, frozen=True):
+    """How busy a worker is."""
+
+    running: int = 0
+    waiting: int = 0
+    free_pages: int = 0
+    quarantined_pages: int = 0
+
+
+class Register(Message, tag="register"):
+    """A worker offers itself. `credit_tokens` is how many prompt tokens may be dispatched to a
+    prefill worker and not yet be done; `endpoint` is where decode workers reach it."""
+
+    worker: str
+    incarnation: int
+    version: int
+    role: Role
+    model: str
+    pages: int
+    page_tokens: int
+    max_context: int
+    vocabulary: int
+    credit_tokens: int
+    local_prefill_tokens: int
+    pid: int
+    endpoint: str = ""
+
+
+class WorkerStatus(Message, tag="status"):
+    """Sent with each heartbeat to the router. `counters` only ever grow."""
+
+    load: Load
+    counters: dict[str, int] = {}
+
+
+class Output(Message, tag="output"):
+    """New tokens of a request, and how it ended if it has."""
+
+    request: str
+    attempt: int
+    tokens: tuple[int, ...]
+    finish: FinishReason | None = None
+
+
+class PrefillDone(Message, tag="prefill-done"):
+    """The request needs no more of its prefill worker: its credit is free again."""
+
+    request: str
+    attempt: int
+
+
+class RequestFailed(Message, tag="request-failed"):
+    """The request ended without an answer. `kind` is the name of a class in errors.py."""
+
+    request: str
+    attempt: int
+    kind: str
+    reason: str
+
+
+class Timeline(Message, tag="timeline"):
+    """Events of a request, in any order, possibly after it has ended."""
+
+    request: str
+    events: tuple[TimelineEvent, ...]
+
+
+# ---- router → worker ----
+
+
+class Registered(Message, tag="registered"):
+    """The router has taken the worker in."""
+
+
+class PrefillCandidate(msgspec.Struct, frozen=True):
+    """A prefill worker that has credit for the request."""
+
+    worker: str
+    endpoint: str
+
+
+class Generate(Message, tag="generate"):
+    """Run a request. Tokens of a lower attempt than the last dispatched one are ignored."""
+
+    request: str
+    attempt: int
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    candidates: tuple[PrefillCandidate, ...] = ()
+
+
+class Abort(Message, tag="abort"):
+    """Nobody wants the request any more."""
+
+    request: str
+
+
+# ---- decode worker → prefill worker ----
+
+
+class OpenLink(Message, tag="open-link"):
+    """A decode worker asks a prefill worker to connect to its memory under a new link id.
+
+    `layout` is a msgpack-encoded kv.layout.PoolLayout."""
+
+    worker: str
+    incarnation: int
+    version: int
+    model: str
+    link: int
+    driver: str
+    address: bytes
+    layout: bytes
+
+
+class PrefillRequest(Message, tag="prefill"):
+    """Compute and push. Idempotent by `handoff`.
+
+    `tokens` are the prompt without its last token; pages before `first_page` are there already.
+    `pages` are the destination pages of `first_page` and following."""
+
+    handoff: int
+    link: int
+    request: str
+    tokens: tuple[int, ...]
+    first_page: int
+    pages: tuple[int, ...]
+    slot: int
+    generation: int
+    deadline_ms: int
+
+
+class Cancel(Message, tag="cancel"):
+    """Stop writing for this hand-off and say when nothing of it can land any more."""
+
+    handoff: int
+
+
+# ---- prefill worker → decode worker ----
+
+
+class LinkOpened(Message, tag="link-opened"):
+    """The data link is up."""
+
+    link: int
+
+
+class Accepted(Message, tag="accepted"):
+    """The hand-off is queued."""
+
+    handoff: int
+
+
+class Rejected(Message, tag="rejected"):
+    """The hand-off will never be written."""
+
+    handoff: int
+    reason: str
+
+
+class CancelAck(Message, tag="cancel-ack"):
+    """Nothing of this hand-off is in flight, and nothing will be posted."""
+
+    handoff: int
+
+
+class Failed(Message, tag="failed"):
+    """The hand-off failed, and everything posted for it has drained."""
+
+    handoff: int
+    reason: str
+
+
+class Finished(Message, tag="finished"):
+    """Every write is complete. Only timings: nothing waits for it."""
+
+    handoff: int
+    events: tuple[TimelineEvent, ...]
+
+
+FromWorker = Register | Heartbeat | WorkerStatus | Output | PrefillDone | RequestFailed | Timeline
+FromRouter = Registered | Refused | Heartbeat | Generate | Abort
+FromDecode = OpenLink | Heartbeat | PrefillRequest | Cancel
+FromPrefill = (
+    LinkOpened | Refused | Heartbeat | Accepted | Rejected | CancelAck | Failed | Finished
+)
+AnyMessage = FromWorker | FromRouter | FromDecode | FromPrefill

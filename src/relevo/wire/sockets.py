@@ -1,0 +1,105 @@
+"""ZeroMQ sockets that carry control messages. Sends never block; what a dead peer does not take
+is dropped, and its silence is what tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from relevo.errors import ConfigError
+from relevo.wire.codec import decode, encode
+from relevo.wire.messages import AnyMessage, Message
+
+_HIGH_WATER = 100_000
+
+
+def _tuned(socket: Any) -> Any:
+    socket.linger = 0
+    socket.sndhwm = socket.rcvhwm = _HIGH_WATER
+    return socket
+
+
+class Listener:
+    """A bound socket that many peers connect to; each is known by its route."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], bind: str, key: str) -> None:
+        self.socket = _tuned(context.socket(zmq.ROUTER))
+        try:
+            self.socket.bind(bind)
+        except zmq.ZMQError as error:
+            self.socket.close()
+            raise ConfigError(key, f"cannot listen on {bind}: {error.strerror}") from error
+        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def send(self, route: bytes, message: Message) -> None:
+        try:
+            self.socket.send_multipart([route, encode(message)], zmq.NOBLOCK)
+        except zmq.Again:
+            return
+
+    def receive(self) -> list[tuple[bytes, AnyMessage]]:
+        """All that has come, without waiting."""
+        messages: list[tuple[bytes, AnyMessage]] = []
+        while True:
+            try:
+                route, data = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            messages.append((route, decode(data)))
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Connection:
+    """A socket connected to one listener."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.socket = _tuned(context.socket(zmq.DEALER))
+        self.socket.connect(endpoint)
+
+    def send(self, message: Message) -> None:
+        try:
+            self.socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return
+
+    def receive(self) -> list[AnyMessage]:
+        """All that has come, without waiting."""
+        messages: list[AnyMessage] = []
+        while True:
+            try:
+                messages.append(decode(self.socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return messages
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class AsyncListener:
+    """A Listener for an asyncio loop."""
+
+    def __init__(self, context: zmq.asyncio.Context, bind: str, key: str) -> None:
+        self._socket = context.socket(zmq.ROUTER)
+        _tuned(self._socket)
+        try:
+            self._socket.bind(bind)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise ConfigError(key, f"cannot listen on {bind}: {error.strerror}") from error
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def send(self, route: bytes, message: Message) -> None:
+        self._socket.send_multipart([route, encode(message)], flags=zmq.NOBLOCK)
+
+    async def receive(self) -> tuple[bytes, AnyMessage]:
+        """Raises ProtocolError."""
+        route, data = await self._socket.recv_multipart()
+        return route, decode(data)
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,203 @@
+"""The control thread: it owns sockets and hand-off tables, so that heartbeats and cancels never
+wait for a forward pass."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import zmq
+
+from relevo.messenger.decode_side import DecodeSide
+from relevo.messenger.prefill_side import PrefillSide
+from relevo.transfer.engine import TransferEngine
+from relevo.types import TimelineEvent
+from relevo.wire.codec import ProtocolError
+from relevo.wire.liveness import HEARTBEAT_S, Liveness
+from relevo.wire.messages import (
+    Abort,
+    FromDecode,
+    FromPrefill,
+    Generate,
+    Heartbeat,
+    Message,
+    Refused,
+    Register,
+    Registered,
+    Timeline,
+    WorkerStatus,
+)
+from relevo.wire.sockets import Connection, Listener
+from relevo.worker.embedded import EmbeddedHost
+from relevo.worker.inbox import Inbox
+
+log = logging.getLogger(__name__)
+
+
+class Control:
+    """Everything here runs on the control thread, but for `post` and the constructor.
+
+    `on_registered` is called when the router has taken the worker in, `on_lost(reason)` when the
+    router is gone or does not want it.
+    """
+
+    def __init__(
+        self,
+        *,
+        context: zmq.Context[zmq.Socket[bytes]],
+        router: str,
+        register: Register,
+        host: EmbeddedHost,
+        transfer: TransferEngine | None,
+        listener: Listener | None,
+        on_registered: Callable[[], object],
+        on_lost: Callable[[str], object],
+    ) -> None:
+        self._context = context
+        self._register = register
+        self._host = host
+        self._transfer = transfer
+        self._listener = listener
+        self._on_registered = on_registered
+        self._on_lost = on_lost
+        self._inbox = Inbox()
+        self._poller = zmq.Poller()
+        self._router = Connection(context, router)
+        self._liveness = Liveness(time.monotonic())
+        self._prefill_peers: dict[str, Connection] = {}
+        self._decode: DecodeSide | None = None
+        self._prefill: PrefillSide | None = None
+        self._stopping = False
+        self._steps: Callable[[], int] = lambda: 0
+        for source in (self._router.socket, self._inbox.fd):
+            self._poller.register(source, zmq.POLLIN)
+
+    def attach(
+        self, steps: Callable[[], int], decode: DecodeSide | None, prefill: PrefillSide | None
+    ) -> None:
+        """Before `run`: the messenger's sides that this worker has."""
+        self._steps = steps
+        self._decode = decode
+        self._prefill = prefill
+        if self._transfer is not None:
+            self._poller.register(self._transfer.event_fd, zmq.POLLIN)
+            self._poller.register(self._transfer.counter_fd, zmq.POLLIN)
+        if self._listener is not None:
+            self._poller.register(self._listener.socket, zmq.POLLIN)
+
+    def post(self, call: Callable[..., object], *arguments: Any) -> None:
+        """From any thread."""
+        self._inbox.post(call, *arguments)
+
+    def stop(self) -> None:
+        """From any thread."""
+
+        def end() -> None:
+            self._stopping = True
+
+        self._inbox.post(end)
+
+    def run(self) -> None:
+        self.to_router(self._register)
+        while not self._stopping:
+            ready = {source for source, _ in self._poller.poll(int(HEARTBEAT_S * 1000))}
+            # Taken before the inbox: what the engine loop posted before these happened is then
+            # there to be run before them.
+            events = self._transfer.poll_events() if self._transfer is not None else []
+            if self._transfer is not None and self._transfer.counter_fd in ready:
+                self._poll_counters()
+            self._inbox.run_all()
+            for event in events:
+                for side in (self._decode, self._prefill):
+                    if side is not None:
+                        side.transfer_event(event)
+            self._receive()
+            self._tick(time.monotonic())
+
+    # ---- what the host and the messenger send ----
+
+    def to_router(self, message: Message) -> None:
+        self._router.send(message)
+
+    def to_decode(self, route: bytes, message: Message) -> None:
+        if self._listener is not None:
+            self._listener.send(route, message)
+
+    def to_prefill(self, endpoint: str, message: Message) -> None:
+        connection = self._prefill_peers.get(endpoint)
+        if connection is None:
+            connection = Connection(self._context, endpoint)
+            self._prefill_peers[endpoint] = connection
+            self._poller.register(connection.socket, zmq.POLLIN)
+        connection.send(message)
+
+    def close_prefill(self, endpoint: str) -> None:
+        connection = self._prefill_peers.pop(endpoint, None)
+        if connection is not None:
+            self._poller.unregister(connection.socket)
+            connection.close()
+
+    def note(self, request: str, events: tuple[TimelineEvent, ...]) -> None:
+        self.to_router(Timeline(request, events))
+
+    # ---- what arrives ----
+
+    def _poll_counters(self) -> None:
+        if self._decode is not None:
+            self._decode.poll_counters()
+
+    def _receive(self) -> None:
+        try:
+            for message in self._router.receive():
+                self._from_router(message)
+            if self._listener is not None and self._prefill is not None:
+                for route, message in self._listener.receive():
+                    self._prefill.handle(route, cast(FromDecode, message))
+            if self._decode is not None:
+                for endpoint, connection in list(self._prefill_peers.items()):
+                    for message in connection.receive():
+                        self._decode.handle(endpoint, cast(FromPrefill, message))
+        except ProtocolError as error:
+            log.warning("ignored: %s", error)
+
+    def _from_router(self, message: object) -> None:
+        self._liveness.heard(time.monotonic())
+        match message:
+            case Registered():
+                self._on_registered()
+            case Generate():
+                self._host.generate(message)
+            case Abort():
+                self._host.abort(message.request)
+            case Refused():
+                self._on_lost(f"the router refused this worker: {message.reason}")
+
+    def _tick(self, now: float) -> None:
+        if self._liveness.due(now):
+            self.to_router(Heartbeat(self._steps()))
+            self.to_router(WorkerStatus(self._load(), self._counters()))
+        if self._liveness.silent(now):
+            self._on_lost("the router is silent")
+        if self._decode is not None:
+            self._decode.tick(now)
+        if self._prefill is not None:
+            self._prefill.tick(now)
+
+    def _load(self) -> Any:
+        load = self._host.load
+        if self._decode is None:
+            return load
+        import msgspec
+
+        return msgspec.structs.replace(load, quarantined_pages=self._decode.quarantined_pages)
+
+    def _counters(self) -> dict[str, int]:
+        counters = dict(self._host.counters)
+        if self._transfer is not None:
+            counters |= {f"transfer_{k}": v for k, v in self._transfer.statistics().items()}
+        for side in (self._decode, self._prefill):
+            if side is not None:
+                counters |= {f"handoff_{k}": v for k, v in side.counters.items()}
+        return counters

@@ -1,0 +1,306 @@
+"""The embedded engine as a host: what the messenger and the router ask of it.
+
+Methods of the first half are called on the control thread and only queue; those of the second
+run on the engine loop's thread and own the engine.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from relevo.engine.engine import Engine, Generated
+from relevo.engine.scheduler import Step
+from relevo.engine.sequence import Phase, Sequence
+from relevo.kv.hashes import pages_for
+from relevo.messenger.host import HandoffWanted, PrefillJob
+from relevo.transfer.engine import Push
+from relevo.types import TimelineEvent, now_ns
+from relevo.wire.messages import (
+    Generate,
+    Load,
+    Message,
+    Output,
+    PrefillCandidate,
+    PrefillDone,
+    RequestFailed,
+    Timeline,
+)
+from relevo.worker.inbox import Inbox
+from relevo.worker.jobs import JobProgress
+
+RequestHandoff = Callable[[HandoffWanted, tuple[PrefillCandidate, ...]], object]
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Pages that a hand-off may write. `at_risk` holds them once their request has gone on
+    without them; until then they are the sequence's."""
+
+    sequence: Sequence
+    at_risk: list[int] | None = None
+
+
+class EmbeddedHost:
+    """Implements both sides of the messenger's port.
+
+    `post(call, *arguments)` queues a call on the control thread; `to_router(message)`,
+    `request_handoff(...)`, `cancel_handoff(request)` and `note_prefill(handoff, event)` are such
+    calls.
+    """
+
+    def __init__(self, engine: Engine, worker: str, inbox: Inbox) -> None:
+        self.engine = engine
+        self.load = Load()
+        self.counters = {"local_prefills": 0, "handoffs": 0, "preemptions": 0}
+        self._worker = worker
+        self._inbox = inbox
+        self._requests: dict[str, tuple[Generate, Sequence]] = {}
+        self._reserved: dict[int, Reservation] = {}  # by hand-off
+        self._jobs: dict[int, JobProgress] = {}
+        self._job_of: dict[Sequence, int] = {}
+
+    def connect(
+        self,
+        *,
+        post: Callable[..., None],
+        to_router: Callable[[Message], object],
+        request_handoff: RequestHandoff,
+        cancel_handoff: Callable[[str], object],
+        note_prefill: Callable[[int, TimelineEvent], object],
+    ) -> None:
+        self._post = post
+        self._to_router = to_router
+        self._request_handoff = request_handoff
+        self._cancel_handoff = cancel_handoff
+        self._note_prefill = note_prefill
+
+    # ---- control thread ----
+
+    def generate(self, message: Generate) -> None:
+        self._inbox.post(self._generate, message)
+
+    def abort(self, request: str) -> None:
+        self._inbox.post(self._abort, request)
+
+    def refuses(self, job: PrefillJob) -> str | None:
+        if len(job.tokens) > self.engine.context:
+            return f"{len(job.tokens)} tokens, this worker holds {self.engine.context}"
+        return None
+
+    def start(self, job: PrefillJob) -> None:
+        self._inbox.post(self._start, job)
+
+    def stop(self, handoff: int) -> None:
+        self._inbox.post(self._stop, handoff)
+
+    def release(self, handoff: int) -> None:
+        self._inbox.post(self._release, handoff)
+
+    def landed(self, request: str, handoff: int, reached_ns: int) -> None:
+        self._inbox.post(self._landed, handoff, reached_ns)
+
+    def lost(self, request: str, handoff: int, reason: str) -> None:
+        self._inbox.post(self._lost, handoff, reason)
+
+    def freed(self, handoff: int) -> None:
+        self._inbox.post(self._freed, handoff)
+
+    # ---- engine loop ----
+
+    def admit(self) -> None:
+        """Gives waiting requests their pages and asks for the hand-offs that they need."""
+        scheduler = self.engine.scheduler
+        before = list(scheduler.waiting)
+        awaiting = scheduler.admit()
+        for sequence in before:
+            if sequence.phase is Phase.RUNNING and sequence.id in self._requests:
+                self._local(sequence)
+        for sequence in awaiting:
+            self._hand_off(sequence)
+
+    def open_step(self, step: Step) -> list[Push]:
+        """The pushes that go with a step, noted as begun."""
+        begin = now_ns()
+        pushes: list[Push] = []
+        for chunk in step.chunks:
+            event = TimelineEvent(
+                "prefill-start", begin, self._worker, {"first": chunk.first, "last": chunk.last}
+            )
+            self._note(chunk.sequence, event)
+            pushes += self._push(chunk.sequence, chunk.last)
+        for sequence in step.cached:
+            pushes += self._push(sequence, len(sequence.tokens))
+        for sequence in step.decodes:
+            if sequence.generated == 0:
+                self._note(sequence, TimelineEvent("first-step", begin, self._worker))
+        return pushes
+
+    def close_step(self, step: Step, generated: list[Generated]) -> None:
+        """Sends what a committed step made and takes finished jobs out of the schedule."""
+        end = now_ns()
+        for chunk in step.chunks:
+            if chunk.sequence.generates:
+                self._note(chunk.sequence, TimelineEvent("prefill-end", end, self._worker))
+        for sequence in (*(c.sequence for c in step.chunks), *step.cached):
+            if not sequence.generates and sequence.to_prefill == 0:
+                if sequence.phase is Phase.RUNNING:
+                    self.engine.scheduler.remove(sequence, keep_pages=True)
+        for item in generated:
+            self._output(item, end)
+        self._measure()
+
+    def fail_step(self, step: Step, reason: str) -> None:
+        """The forward pass raised: its requests fail, the loop goes on."""
+        for sequence in {*step.decodes, *(c.sequence for c in step.chunks), *step.cached}:
+            if sequence in self._job_of:  # the aborted step makes its hand-off fail
+                self._stop(self._job_of[sequence])
+                continue
+            message, _ = self._requests.pop(sequence.id)
+            self.engine.scheduler.remove(sequence)
+            failure = RequestFailed(sequence.id, message.attempt, "StateError", reason)
+            self._post(self._to_router, failure)
+        self._measure()
+
+    def _generate(self, message: Generate) -> None:
+        if message.request in self._requests:
+            return  # a repeated dispatch
+        sequence = Sequence(
+            message.request,
+            list(message.tokens),
+            message.sampling,
+            remote=bool(message.candidates),
+        )
+        self._requests[message.request] = (message, sequence)
+        self.engine.scheduler.add(sequence)
+        self._note(sequence, TimelineEvent("queued-at-worker", now_ns(), self._worker))
+
+    def _abort(self, request: str) -> None:
+        entry = self._requests.pop(request, None)
+        if entry is None:
+            return
+        _, sequence = entry
+        if sequence.phase is Phase.AWAITING_KV:
+            reservation = next(r for r in self._reserved.values() if r.sequence is sequence)
+            reservation.at_risk = self.engine.scheduler.part_from_pages(sequence)
+            self.engine.scheduler.remove(sequence)
+            self._post(self._cancel_handoff, request)
+        else:
+            self.engine.scheduler.remove(sequence)
+        self._measure()
+
+    def _hand_off(self, sequence: Sequence) -> None:
+        message, _ = self._requests[sequence.id]
+        handoff = secrets.randbits(63)
+        page_tokens = self.engine.config.page_tokens
+        last = pages_for(len(sequence.tokens) - 1, page_tokens)
+        wanted = HandoffWanted(
+            handoff=handoff,
+            request=sequence.id,
+            tokens=tuple(sequence.tokens[:-1]),
+            first_page=sequence.reused,
+            pages=tuple(sequence.pages[sequence.reused : last]),
+            layers=self.engine.layout.layer_count,
+        )
+        self._reserved[handoff] = Reservation(sequence)
+        self.counters["handoffs"] += 1
+        event = TimelineEvent(
+            "pages-reserved",
+            now_ns(),
+            self._worker,
+            {"reused_pages": sequence.reused, "wanted_pages": len(wanted.pages)},
+        )
+        self._note(sequence, event)
+        self._post(self._request_handoff, wanted, message.candidates)
+
+    def _local(self, sequence: Sequence) -> None:
+        """Its prompt is computed here."""
+        message, _ = self._requests[sequence.id]
+        self.counters["local_prefills"] += 1
+        event = TimelineEvent(
+            "local-prefill", now_ns(), self._worker,
+            {"reused_pages": sequence.reused, "tokens": sequence.to_prefill},
+        )  # fmt: skip
+        self._note(sequence, event)
+        self._post(self._to_router, PrefillDone(sequence.id, message.attempt))
+
+    def _landed(self, handoff: int, reached_ns: int) -> None:
+        reservation = self._reserved.pop(handoff)
+        if reservation.at_risk is not None:  # aborted while its last page landed
+            self.engine.pool.release(reservation.at_risk)
+            self._measure()
+            return
+        sequence = reservation.sequence
+        message, _ = self._requests[sequence.id]
+        self.engine.scheduler.kv_landed(sequence)
+        self._note(sequence, TimelineEvent("kv-landed", reached_ns, self._worker))
+        self._post(self._to_router, PrefillDone(sequence.id, message.attempt))
+
+    def _lost(self, handoff: int, reason: str) -> None:
+        reservation = self._reserved[handoff]
+        if reservation.at_risk is not None:
+            return
+        sequence = reservation.sequence
+        message, _ = self._requests[sequence.id]
+        reservation.at_risk = self.engine.scheduler.kv_failed(sequence)
+        event = TimelineEvent("handoff-lost", now_ns(), self._worker, {"reason": reason})
+        self._note(sequence, event)
+        self._post(self._to_router, PrefillDone(sequence.id, message.attempt))
+
+    def _freed(self, handoff: int) -> None:
+        at_risk = self._reserved.pop(handoff).at_risk
+        assert at_risk is not None, "freed before its request had parted from the pages"
+        self.engine.pool.release(at_risk)
+        self._measure()
+
+    def _start(self, job: PrefillJob) -> None:
+        sequence = Sequence(f"{job.handoff:016x}", list(job.tokens), None)
+        self._jobs[job.handoff] = JobProgress(job, sequence)
+        self._job_of[sequence] = job.handoff
+        self.engine.scheduler.add(sequence)
+
+    def _stop(self, handoff: int) -> None:
+        progress = self._jobs.get(handoff)
+        if progress is not None and progress.sequence.phase is not Phase.ENDED:
+            self.engine.scheduler.remove(progress.sequence, keep_pages=True)
+
+    def _release(self, handoff: int) -> None:
+        self._stop(handoff)
+        progress = self._jobs.pop(handoff)
+        del self._job_of[progress.sequence]
+        self.engine.scheduler.release(progress.sequence)
+        self._measure()
+
+    def _push(self, sequence: Sequence, computed: int) -> list[Push]:
+        handoff = self._job_of.get(sequence)
+        if handoff is None:
+            return []
+        push = self._jobs[handoff].push_for(computed, self.engine.config.page_tokens)
+        return [] if push is None else [push]
+
+    def _output(self, item: Generated, at_ns: int) -> None:
+        sequence = item.sequence
+        message, _ = self._requests[sequence.id]
+        if sequence.generated == 1:
+            self._note(sequence, TimelineEvent("first-token", at_ns, self._worker))
+        if item.finish is not None:
+            del self._requests[sequence.id]
+        output = Output(sequence.id, message.attempt, (item.token,), item.finish)
+        self._post(self._to_router, output)
+
+    def _note(self, sequence: Sequence, event: TimelineEvent) -> None:
+        handoff = self._job_of.get(sequence)
+        if handoff is not None:
+            self._post(self._note_prefill, handoff, event)
+        else:
+            self._post(self._to_router, Timeline(sequence.id, (event,)))
+
+    def _measure(self) -> None:
+        scheduler = self.engine.scheduler
+        self.counters["preemptions"] = scheduler.preemptions
+        self.load = Load(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting) + len(scheduler.awaiting_kv),
+            free_pages=self.engine.pool.available,
+        )
