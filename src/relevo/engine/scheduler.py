@@ -78,12 +78,12 @@ class Scheduler:
         sequence.pages = []
 
     def kv_landed(self, sequence: Sequence) -> None:
-        """The prompt but for its last token has been computed elsewhere and is in the pages."""
+        """The prompt but for its last token has been computed elsewhere and is in the pages.
+        They become findable with the sequence's first step, which must not wait for that."""
         self.awaiting_kv.remove(sequence)
         sequence.phase = Phase.RUNNING
         sequence.computed = len(sequence.tokens) - 1
         self.running.append(sequence)
-        self.publish(sequence)
 
     def kv_failed(self, sequence: Sequence) -> list[int]:
         """The sequence goes back to the queue and computes its prompt itself, on fresh pages.

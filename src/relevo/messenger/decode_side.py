@@ -20,7 +20,8 @@ from relevo.messenger.decode_table import (
     Send,
 )
 from relevo.messenger.host import DecodeHost, HandoffWanted
-from relevo.messenger.slots import Slot, SlotPool
+from relevo.messenger.landings import Landing, Landings
+from relevo.messenger.slots import SlotPool
 from relevo.transfer.engine import TransferEngine, TransferEvent
 from relevo.types import TimelineEvent, now_ns
 from relevo.wire.liveness import Liveness
@@ -85,6 +86,7 @@ class DecodeSide:
         self._note = note
         self._table = DecodeTable()
         self._slots = SlotPool()
+        self.landings = Landings(transfer)
         self._peers: dict[str, PrefillPeer] = {}
         self._requests: dict[int, str] = {}  # of hand-offs whose timings are still to come
         self.counters = dict.fromkeys(("landed", "lost", "cancelled", "fences", "link_failures"), 0)
@@ -142,11 +144,9 @@ class DecodeSide:
                 if request is not None:
                     self._note(request, message.events)
 
-    def poll_counters(self) -> None:
-        for event in self._transfer.poll_counters():
-            slot = Slot(event.slot, event.generation)
-            actions = self._table.counted(slot, event.reached_ns, overshot=event.overshot)
-            self._do(actions)
+    def landed(self, landing: Landing) -> None:
+        """The host's loop has found a counter complete or broken."""
+        self._do(self._table.counted(landing.slot, overshot=landing.overshot))
 
     def transfer_event(self, event: TransferEvent) -> None:
         if event.kind is TransferEvent.Kind.LINK_DOWN:
@@ -200,10 +200,7 @@ class DecodeSide:
         if slot is None:
             self._never_asked(wanted, "no free counter slot")
             return
-        armed = self._transfer.arm(
-            slot.index, slot.generation, len(wanted.pages) * wanted.layers
-        )
-        assert armed, f"slot {slot} was free but armed"
+        self.landings.expect(slot, wanted.handoff, len(wanted.pages) * wanted.layers)
         message = PrefillRequest(
             handoff=wanted.handoff,
             link=peer.link,
@@ -243,9 +240,6 @@ class DecodeSide:
                 case Landed():
                     self.counters["landed"] += 1
                     self._give_back(action.handoff)
-                    self._host.landed(
-                        action.handoff.request, action.handoff.id, action.reached_ns
-                    )
                 case Lost():
                     self.counters["lost"] += 1
                     self._requests.pop(action.handoff.id, None)
@@ -267,7 +261,7 @@ class DecodeSide:
         self._transfer.close_link(action.link)
 
     def _give_back(self, handoff: Handoff) -> None:
-        self._transfer.disarm(handoff.slot.index)
+        self.landings.forget(handoff.slot)
         self._slots.give_back(handoff.slot)
 
     def _endpoint_of(self, link: int) -> str | None:

@@ -60,10 +60,9 @@ class Send:
 
 @dataclass(frozen=True)
 class Landed:
-    """Complete: slot and pages are the request's own again."""
+    """Complete: the slot is free again; the pages are the request's own."""
 
     handoff: Handoff
-    reached_ns: int
 
 
 @dataclass(frozen=True)
@@ -143,14 +142,14 @@ class DecodeTable:
         """Sent only after everything posted has drained."""
         return self._ended(id, reason)
 
-    def counted(self, slot: Slot, reached_ns: int, *, overshot: bool) -> list[Action]:
+    def counted(self, slot: Slot, *, overshot: bool) -> list[Action]:
         handoff = self._handoffs.get(self._by_slot.get(slot, -1))
         if handoff is None or handoff.state not in _LIVE:
             return []
         if overshot:
             return self._give_up(handoff, "more pages were written than asked for")
         self._forget(handoff)
-        return [Landed(handoff, reached_ns)]
+        return [Landed(handoff)]
 
     def cancel(self, request: str, now: float) -> list[Action]:
         """Its request is not wanted any more."""

@@ -1,9 +1,9 @@
 """The port between a messenger and the engine that it serves. Any engine implements it.
 
 The messenger lives on the worker's control thread and calls a host from there; a host hands
-calls on to its engine loop and must not block. Toward the messenger, a host calls
-`PrefillSide.open_step` and its companions from the engine loop, everything else on the control
-thread.
+calls on to its engine loop and must not block. From the engine loop a host touches only the
+transfer engine's steps (`open_step`, `bump`, `end_step`) and `Landings.poll`; everything else of
+the messenger is called on the control thread.
 """
 
 from __future__ import annotations
@@ -85,18 +85,15 @@ class HandoffWanted:
 
 
 class DecodeHost(Protocol):
-    """An engine that generates from prompts computed elsewhere."""
-
-    def landed(self, request: str, handoff: int, reached_ns: int) -> None:
-        """Every page is there and nothing more will come: the request may run."""
-        ...
+    """An engine that generates from prompts computed elsewhere. Its loop polls `Landings` and
+    hands what it finds to `DecodeSide.landed`."""
 
     def lost(self, request: str, handoff: int, reason: str) -> None:
-        """The hand-off will not complete. The request goes on by other means, on other pages;
-        those of this hand-off may still be written until `freed`."""
+        """The hand-off was given up. The request goes on by other means, on other pages; those
+        of this hand-off may still be written until `freed`. Comes too late if the host has seen
+        it land: complete is complete."""
         ...
 
     def freed(self, handoff: int) -> None:
-        """Nothing can write to the hand-off's pages any more. Follows `lost` or a cancel, once;
-        never `landed`."""
+        """Nothing can write to the hand-off's pages any more. Follows `lost` or a cancel, once."""
         ...

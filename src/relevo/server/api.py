@@ -75,16 +75,9 @@ class Api:
             )
 
     def _prompts(self, body: CompletionRequest) -> list[tuple[int, ...]]:
-        prompt = body.prompt
-        if isinstance(prompt, str):
-            prompts: list[str | list[int]] = [prompt]
-        elif prompt and isinstance(prompt[0], int):
-            prompts = [prompt]  # type: ignore[list-item]
-        else:
-            prompts = list(prompt)  # type: ignore[arg-type]
         encoded = [
             tuple(self._tokenizer.encode(p, special=True) if isinstance(p, str) else p)
-            for p in prompts
+            for p in body.prompts()
         ]
         if not encoded or not all(encoded):
             raise InvalidRequest("prompt: it is empty", "prompt")
@@ -162,8 +155,8 @@ class Api:
                 if response is None:
                     response = await _open_stream(request, shape, len(choices))
                 generated += piece.tokens
-                if piece.text or piece.finish:
-                    await _send(response, shape.piece(index, piece.text, piece.finish))
+                # Sent also where a cut character leaves no text yet: a chunk is a token's arrival.
+                await _send(response, shape.piece(index, piece.text, piece.finish))
         except RelevoError as error:
             if response is None:
                 raise

@@ -72,7 +72,18 @@ class ChatRequest(Common, kw_only=True):
 
 
 class CompletionRequest(Common, kw_only=True):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str | int | list[int]]
+
+    def prompts(self) -> list[str | list[int]]:
+        """One text or one list of token ids each. Raises InvalidRequest for a mixture."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        ids = [item for item in self.prompt if isinstance(item, int)]
+        if ids and len(ids) == len(self.prompt):
+            return [ids]
+        if ids:
+            raise InvalidRequest("prompt: token ids mixed with something else", "prompt")
+        return [item for item in self.prompt if not isinstance(item, int)]
 
 
 def parse(body: bytes, kind: type[T]) -> T:

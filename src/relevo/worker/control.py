@@ -83,7 +83,6 @@ class Control:
         self._prefill = prefill
         if self._transfer is not None:
             self._poller.register(self._transfer.event_fd, zmq.POLLIN)
-            self._poller.register(self._transfer.counter_fd, zmq.POLLIN)
         if self._listener is not None:
             self._poller.register(self._listener.socket, zmq.POLLIN)
 
@@ -102,12 +101,10 @@ class Control:
     def run(self) -> None:
         self.to_router(self._register)
         while not self._stopping:
-            ready = {source for source, _ in self._poller.poll(int(HEARTBEAT_S * 1000))}
+            self._poller.poll(int(HEARTBEAT_S * 1000))
             # Taken before the inbox: what the engine loop posted before these happened is then
             # there to be run before them.
             events = self._transfer.poll_events() if self._transfer is not None else []
-            if self._transfer is not None and self._transfer.counter_fd in ready:
-                self._poll_counters()
             self._inbox.run_all()
             for event in events:
                 for side in (self._decode, self._prefill):
@@ -143,10 +140,6 @@ class Control:
         self.to_router(Timeline(request, events))
 
     # ---- what arrives ----
-
-    def _poll_counters(self) -> None:
-        if self._decode is not None:
-            self._decode.poll_counters()
 
     def _receive(self) -> None:
         try:

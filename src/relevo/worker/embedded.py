@@ -9,12 +9,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from relevo.engine.engine import Engine, Generated
 from relevo.engine.scheduler import Step
 from relevo.engine.sequence import Phase, Sequence
 from relevo.kv.hashes import pages_for
 from relevo.messenger.host import HandoffWanted, PrefillJob
+from relevo.messenger.landings import Landing, Landings
 from relevo.transfer.engine import Push
 from relevo.types import TimelineEvent, now_ns
 from relevo.wire.messages import (
@@ -45,9 +47,10 @@ class Reservation:
 class EmbeddedHost:
     """Implements both sides of the messenger's port.
 
-    `post(call, *arguments)` queues a call on the control thread; `to_router(message)`,
-    `request_handoff(...)`, `cancel_handoff(request)` and `note_prefill(handoff, event)` are such
-    calls.
+    `post(call, *arguments)` queues a call on the control thread; `to_router`,
+    `request_handoff`, `cancel_handoff`, `report_landing` and `note_prefill` are such calls. What
+    the engine loop has to say is gathered and posted by `flush`, once per step: waking the
+    control thread takes the core away, and that must not stand between a landing and its step.
     """
 
     def __init__(self, engine: Engine, worker: str, inbox: Inbox) -> None:
@@ -60,20 +63,28 @@ class EmbeddedHost:
         self._reserved: dict[int, Reservation] = {}  # by hand-off
         self._jobs: dict[int, JobProgress] = {}
         self._job_of: dict[Sequence, int] = {}
+        self._outgoing: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self._notes: dict[str, list[TimelineEvent]] = {}
 
     def connect(
         self,
         *,
-        post: Callable[..., None],
+        post: Callable[..., object],
         to_router: Callable[[Message], object],
         request_handoff: RequestHandoff,
         cancel_handoff: Callable[[str], object],
+        landings: Landings | None,
+        report_landing: Callable[[Landing], object],
         note_prefill: Callable[[int, TimelineEvent], object],
     ) -> None:
-        self._post = post
+        self._post_now = post
         self._to_router = to_router
         self._request_handoff = request_handoff
         self._cancel_handoff = cancel_handoff
+        self._landings = landings
+        self._report_landing = report_landing
+        if landings is not None:
+            self._inbox.watch(landings.fd)
         self._note_prefill = note_prefill
 
     # ---- control thread ----
@@ -98,9 +109,6 @@ class EmbeddedHost:
     def release(self, handoff: int) -> None:
         self._inbox.post(self._release, handoff)
 
-    def landed(self, request: str, handoff: int, reached_ns: int) -> None:
-        self._inbox.post(self._landed, handoff, reached_ns)
-
     def lost(self, request: str, handoff: int, reason: str) -> None:
         self._inbox.post(self._lost, handoff, reason)
 
@@ -108,6 +116,27 @@ class EmbeddedHost:
         self._inbox.post(self._freed, handoff)
 
     # ---- engine loop ----
+
+    def flush(self) -> None:
+        """Posts what has been gathered."""
+        for request, events in self._notes.items():
+            self._post(self._to_router, Timeline(request, tuple(events)))
+        self._notes.clear()
+        if self._outgoing:
+            self._post_now(_call_all, self._outgoing)
+            self._outgoing = []
+
+    def _post(self, call: Callable[..., object], *arguments: Any) -> None:
+        self._outgoing.append((call, arguments))
+
+    def poll_landings(self) -> None:
+        """Makes the requests runnable whose pages are all there."""
+        if self._landings is None:
+            return
+        for landing in self._landings.poll():
+            if not landing.overshot:
+                self._landed(landing.handoff, landing.reached_ns)
+            self._post(self._report_landing, landing)
 
     def admit(self) -> None:
         """Gives waiting requests their pages and asks for the hand-offs that they need."""
@@ -144,9 +173,9 @@ class EmbeddedHost:
             if chunk.sequence.generates:
                 self._note(chunk.sequence, TimelineEvent("prefill-end", end, self._worker))
         for sequence in (*(c.sequence for c in step.chunks), *step.cached):
-            if not sequence.generates and sequence.to_prefill == 0:
-                if sequence.phase is Phase.RUNNING:
-                    self.engine.scheduler.remove(sequence, keep_pages=True)
+            done = not sequence.generates and sequence.to_prefill == 0
+            if done and sequence.phase is Phase.RUNNING:
+                self.engine.scheduler.remove(sequence, keep_pages=True)
         for item in generated:
             self._output(item, end)
         self._measure()
@@ -226,8 +255,10 @@ class EmbeddedHost:
         self._post(self._to_router, PrefillDone(sequence.id, message.attempt))
 
     def _landed(self, handoff: int, reached_ns: int) -> None:
-        reservation = self._reserved.pop(handoff)
-        if reservation.at_risk is not None:  # aborted while its last page landed
+        reservation = self._reserved.pop(handoff, None)
+        if reservation is None:
+            return
+        if reservation.at_risk is not None:  # given up while its last page landed
             self.engine.pool.release(reservation.at_risk)
             self._measure()
             return
@@ -238,8 +269,8 @@ class EmbeddedHost:
         self._post(self._to_router, PrefillDone(sequence.id, message.attempt))
 
     def _lost(self, handoff: int, reason: str) -> None:
-        reservation = self._reserved[handoff]
-        if reservation.at_risk is not None:
+        reservation = self._reserved.get(handoff)
+        if reservation is None or reservation.at_risk is not None:
             return
         sequence = reservation.sequence
         message, _ = self._requests[sequence.id]
@@ -249,9 +280,11 @@ class EmbeddedHost:
         self._post(self._to_router, PrefillDone(sequence.id, message.attempt))
 
     def _freed(self, handoff: int) -> None:
-        at_risk = self._reserved.pop(handoff).at_risk
-        assert at_risk is not None, "freed before its request had parted from the pages"
-        self.engine.pool.release(at_risk)
+        reservation = self._reserved.pop(handoff, None)
+        if reservation is None:
+            return  # it landed in the end
+        assert reservation.at_risk is not None, "freed before its request had left the pages"
+        self.engine.pool.release(reservation.at_risk)
         self._measure()
 
     def _start(self, job: PrefillJob) -> None:
@@ -294,7 +327,7 @@ class EmbeddedHost:
         if handoff is not None:
             self._post(self._note_prefill, handoff, event)
         else:
-            self._post(self._to_router, Timeline(sequence.id, (event,)))
+            self._notes.setdefault(sequence.id, []).append(event)
 
     def _measure(self) -> None:
         scheduler = self.engine.scheduler
@@ -304,3 +337,8 @@ class EmbeddedHost:
             waiting=len(scheduler.waiting) + len(scheduler.awaiting_kv),
             free_pages=self.engine.pool.available,
         )
+
+
+def _call_all(calls: list[tuple[Callable[..., object], tuple[Any, ...]]]) -> None:
+    for call, arguments in calls:
+        call(*arguments)

@@ -34,15 +34,18 @@ class EngineLoop:
         scheduler = self._host.engine.scheduler
         while not self._stopping:
             self._inbox.run_all()
+            self._host.poll_landings()
             self._host.admit()
             step = scheduler.schedule()
             if step is None:
+                self._host.flush()
                 self._inbox.wait(IDLE_WAIT_S)
             else:
                 self._run(step)
 
     def _run(self, step: Step) -> None:
         pushes = self._host.open_step(step)
+        self._host.flush()
         transfer = self._transfer if pushes else None
         if transfer is not None:
             transfer.open_step(pushes)

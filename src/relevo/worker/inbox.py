@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from collections import deque
@@ -24,15 +25,17 @@ class Inbox:
 
     def run_all(self) -> None:
         """Runs what has been posted, in order."""
-        if not self._calls:
-            return
-        try:
+        # Cleared even where there is no call: an earlier round may have taken a call before its
+        # signal was written, and a signal left standing would make every wait end at once.
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
-        except BlockingIOError:
-            pass  # a previous round took the calls together with their signal
         while self._calls:
             call, arguments = self._calls.popleft()
             call(*arguments)
+
+    def watch(self, fd: int) -> None:
+        """`wait` ends also when `fd` is readable."""
+        self._poll.register(fd, select.POLLIN)
 
     def wait(self, timeout_s: float) -> None:
         """Until something is posted, at most `timeout_s`."""

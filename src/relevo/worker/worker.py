@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ from relevo.worker.engine_loop import EngineLoop
 from relevo.worker.inbox import Inbox
 
 log = logging.getLogger(__name__)
+
+# How long the engine loop may wait for the interpreter lock while the control thread works; the
+# interpreter's own 5 ms would be felt in every step.
+SWITCH_INTERVAL_S = 0.0002
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,7 @@ class Worker:
 
     def run(self) -> None:
         """The engine loop, on this thread. SIGTERM and SIGINT end it."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._loop.stop())
         if self._transfer is not None:
@@ -166,6 +172,8 @@ class Worker:
             to_router=control.to_router,
             request_handoff=decode.request if decode else _no_messenger,
             cancel_handoff=decode.cancel if decode else _no_messenger,
+            landings=decode.landings if decode else None,
+            report_landing=decode.landed if decode else _no_messenger,
             note_prefill=prefill.note if prefill else _no_messenger,
         )
 

@@ -1,0 +1,1 @@
+"""Measurements: what a hand-off costs, and what prefill does to decoding streams."""

@@ -1,0 +1,48 @@
+"""How benchmarks speak: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from relevo.bench.machine import describe_machine
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def emit(
+    model: str,
+    settings: dict[str, Any],
+    results: Sequence[dict[str, Any]],
+    *,
+    as_json: bool,
+) -> None:
+    """One JSON object, or a table of the medians."""
+    if as_json:
+        report = {
+            "machine": describe_machine(),
+            "model": model,
+            "settings": settings,
+            "results": list(results),
+        }
+        print(json.dumps(report, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for column in results[0]:
+        table.add_column(column, justify="right")
+    for row in results:
+        table.add_row(*(_cell(value) for value in row.values()))
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        value = value["p50"]
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
