@@ -18,7 +18,7 @@ namespace relevo {
 namespace {
 
 constexpr int64_t kMaxDim = 256;
-constexpr int64_t kMaxGroup = 16;       // query heads that share a KV head
+constexpr int64_t kMaxGroup = 16;        // query heads that share a KV head
 constexpr int64_t kWorthAThread = 4096;  // context tokens x KV heads below which one thread does
 
 RELEVO_INLINE float load(float value) { return value; }
@@ -85,8 +85,7 @@ RELEVO_INLINE void rotate_and_store_body(T* qkv, const float* cos, const float* 
 // All query heads of one KV head for one sequence: online softmax, a page at a time.
 template <typename T>
 RELEVO_INLINE void attend_head(const T* q, T* out, const int32_t* pages, int64_t length,
-                               int64_t kv_head, int64_t group, float scale,
-                               const PoolLayer& pool) {
+                               int64_t kv_head, int64_t group, float scale, const PoolLayer& pool) {
   int64_t dim = pool.head_dim;
   int64_t plane = pool.page_tokens * dim;
   float query[kMaxGroup][kMaxDim];
@@ -196,8 +195,8 @@ RELEVO_CLONES void rotate_and_store<bfloat16>(bfloat16* qkv, const float* cos, c
 
 template <>
 void decode_attention<float>(const float* q, int64_t q_stride, float* out, const int32_t* pages,
-                             int64_t max_pages, const int32_t* lengths, int64_t rows,
-                             int64_t heads, float scale, int threads, const PoolLayer& pool) {
+                             int64_t max_pages, const int32_t* lengths, int64_t rows, int64_t heads,
+                             float scale, int threads, const PoolLayer& pool) {
   decode_body(q, q_stride, out, pages, max_pages, lengths, rows, heads, scale, threads, pool);
 }
 template <>

@@ -33,9 +33,9 @@ void rotate_and_store(T* qkv, const float* cos, const float* sin, const int64_t*
 //   out      [rows, heads * head_dim]
 //   pages    [rows, max_pages] page numbers; lengths [rows] = context tokens, the query's included
 template <typename T>
-void decode_attention(const T* q, int64_t q_stride, T* out, const int32_t* pages,
-                      int64_t max_pages, const int32_t* lengths, int64_t rows, int64_t heads,
-                      float scale, int threads, const PoolLayer& pool);
+void decode_attention(const T* q, int64_t q_stride, T* out, const int32_t* pages, int64_t max_pages,
+                      const int32_t* lengths, int64_t rows, int64_t heads, float scale, int threads,
+                      const PoolLayer& pool);
 
 // Copies the first `length` tokens of a sequence out of its pages.
 //   keys, values  [kv_heads, length, head_dim]

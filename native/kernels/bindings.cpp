@@ -48,16 +48,14 @@ NB_MODULE(_kernels, m) {
           });
         });
 
-  m.def("decode_attention",
-        [](bool is_bfloat16, uint64_t q, int64_t q_stride, uint64_t out, uint64_t pages,
-           int64_t max_pages, uint64_t lengths, int64_t rows, int64_t heads, float scale,
-           int threads, const PoolLayer& pool) {
-          by_type(is_bfloat16, [&]<typename T>(T) {
-            decode_attention<T>(at<const T>(q), q_stride, at<T>(out), at<const int32_t>(pages),
-                                max_pages, at<const int32_t>(lengths), rows, heads, scale, threads,
-                                pool);
-          });
-        });
+  m.def("decode_attention", [](bool is_bfloat16, uint64_t q, int64_t q_stride, uint64_t out,
+                               uint64_t pages, int64_t max_pages, uint64_t lengths, int64_t rows,
+                               int64_t heads, float scale, int threads, const PoolLayer& pool) {
+    by_type(is_bfloat16, [&]<typename T>(T) {
+      decode_attention<T>(at<const T>(q), q_stride, at<T>(out), at<const int32_t>(pages), max_pages,
+                          at<const int32_t>(lengths), rows, heads, scale, threads, pool);
+    });
+  });
 
   m.def("gather", [](bool is_bfloat16, uint64_t keys, uint64_t values, uint64_t pages,
                      int64_t length, const PoolLayer& pool) {

@@ -7,7 +7,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
-
 #include <unistd.h>
 
 #include "clock.h"
@@ -105,27 +104,25 @@ NB_MODULE(_transfer, m) {
       .def_ro("source", &PagePair::source)
       .def_ro("destination", &PagePair::destination);
 
-  nb::class_<Copy>(m, "Copy")
-      .def(nb::init<uint64_t, uint64_t, uint64_t>(), nb::arg("source"), nb::arg("destination"),
-           nb::arg("length"));
+  nb::class_<Copy>(m, "Copy").def(nb::init<uint64_t, uint64_t, uint64_t>(), nb::arg("source"),
+                                  nb::arg("destination"), nb::arg("length"));
 
   nb::class_<LayerMap>(m, "LayerMap")
-      .def(nb::init<RegionId, RegionId, uint64_t, uint64_t, uint64_t, uint64_t,
-                    std::vector<Copy>>(),
-           nb::arg("source_region"), nb::arg("destination_region"), nb::arg("source_base"),
-           nb::arg("source_stride"), nb::arg("destination_base"), nb::arg("destination_stride"),
-           nb::arg("copies"));
-
-  nb::class_<Push>(m, "Push")
       .def(
-          "__init__",
-          [](Push* self, HandoffId handoff, LinkId link, uint32_t slot, uint32_t generation,
-             std::vector<PagePair> ready, std::vector<PagePair> layered, bool last) {
-            new (self) Push{handoff,          link,  slot, generation, std::move(ready),
-                            std::move(layered), last};
-          },
-          nb::arg("handoff"), nb::arg("link"), nb::arg("slot"), nb::arg("generation"),
-          nb::arg("ready"), nb::arg("layered"), nb::arg("last"));
+          nb::init<RegionId, RegionId, uint64_t, uint64_t, uint64_t, uint64_t, std::vector<Copy>>(),
+          nb::arg("source_region"), nb::arg("destination_region"), nb::arg("source_base"),
+          nb::arg("source_stride"), nb::arg("destination_base"), nb::arg("destination_stride"),
+          nb::arg("copies"));
+
+  nb::class_<Push>(m, "Push").def(
+      "__init__",
+      [](Push* self, HandoffId handoff, LinkId link, uint32_t slot, uint32_t generation,
+         std::vector<PagePair> ready, std::vector<PagePair> layered, bool last) {
+        new (self)
+            Push{handoff, link, slot, generation, std::move(ready), std::move(layered), last};
+      },
+      nb::arg("handoff"), nb::arg("link"), nb::arg("slot"), nb::arg("generation"), nb::arg("ready"),
+      nb::arg("layered"), nb::arg("last"));
 
   nb::class_<CounterEvent>(m, "CounterEvent")
       .def_ro("slot", &CounterEvent::slot)
@@ -182,10 +179,8 @@ NB_MODULE(_transfer, m) {
       .def("stop", &TransferEngine::stop, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("event_fd", &TransferEngine::event_fd)
       .def_prop_ro("counter_fd", &TransferEngine::counter_fd)
-      .def("arm",
-           [](TransferEngine& self, uint32_t slot, uint32_t generation, uint32_t expected) {
-             return self.counters().arm(slot, generation, expected);
-           })
+      .def("arm", [](TransferEngine& self, uint32_t slot, uint32_t generation,
+                     uint32_t expected) { return self.counters().arm(slot, generation, expected); })
       .def("disarm", [](TransferEngine& self, uint32_t slot) { self.counters().disarm(slot); })
       .def("counted",
            [](TransferEngine& self, uint32_t slot) { return self.counters().counted(slot); })

@@ -51,7 +51,7 @@ Count count_parts(CounterMemory& memory, Immediate immediate) {
 }
 
 CounterTable::CounterTable(std::unique_ptr<MemoryFile> file)
-    : file_(std::move(file)), memory_(new(file_->data()) CounterMemory) {
+    : file_(std::move(file)), memory_(new (file_->data()) CounterMemory) {
   pthread_mutexattr_t robust;
   pthread_mutexattr_init(&robust);
   pthread_mutexattr_setpshared(&robust, PTHREAD_PROCESS_SHARED);

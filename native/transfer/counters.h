@@ -1,13 +1,13 @@
 // The counter table: how a decoder knows, without any message, that all pages have landed.
 #pragma once
 
+#include <pthread.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
-
-#include <pthread.h>
 
 #include "immediate.h"
 #include "memory_file.h"

@@ -55,8 +55,8 @@ struct Statistics {
   std::atomic<uint64_t> writes{0};
   std::atomic<uint64_t> parts{0};
   std::atomic<uint64_t> bytes{0};
-  std::atomic<uint64_t> retries{0};  // writes that the provider did not take at first
-  std::atomic<uint64_t> errors{0};   // writes that failed
+  std::atomic<uint64_t> retries{0};         // writes that the provider did not take at first
+  std::atomic<uint64_t> errors{0};          // writes that failed
   std::atomic<uint64_t> refused_pushes{0};  // pushes of hand-offs that are not open
 };
 
@@ -101,16 +101,24 @@ class TransferEngine {
   std::vector<TransferEvent> poll_events();
 
  private:
-  struct Expect { LinkId link; };
+  struct Expect {
+    LinkId link;
+  };
   struct Connect {
     LinkId link;
     std::vector<std::byte> address;
     std::vector<LayerMap> layers;
     uint64_t deadline_ns;
   };
-  struct CloseLink { LinkId link; };
-  struct OpenHandoff { HandoffId handoff; };
-  struct Withdraw { HandoffId handoff; };
+  struct CloseLink {
+    LinkId link;
+  };
+  struct OpenHandoff {
+    HandoffId handoff;
+  };
+  struct Withdraw {
+    HandoffId handoff;
+  };
   struct OpenStep {
     uint64_t step;
     std::vector<Push> pushes;

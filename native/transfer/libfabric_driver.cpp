@@ -98,7 +98,8 @@ class LibfabricDriver : public Driver {
     int rc = fi_fabric(info_->fabric_attr, &fabric, nullptr);
     if (rc != 0) return failed("fi_fabric", rc);
     fabric_.reset(fabric);
-    if ((rc = fi_domain(fabric, info_.get(), &domain, nullptr)) != 0) return failed("fi_domain", rc);
+    if ((rc = fi_domain(fabric, info_.get(), &domain, nullptr)) != 0)
+      return failed("fi_domain", rc);
     domain_.reset(domain);
     if ((rc = fi_eq_open(fabric, &eq_attr, &eq, nullptr)) != 0) return failed("fi_eq_open", rc);
     eq_.reset(eq);
@@ -338,7 +339,8 @@ class LibfabricDriver : public Driver {
     if (n < static_cast<ssize_t>(sizeof(fi_eq_cm_entry))) return false;
     if (kind == FI_CONNREQ) {
       Info info(entry.info);
-      let_in(info.get(), buffer + sizeof(entry), static_cast<size_t>(n) - sizeof(fi_eq_cm_entry), events);
+      let_in(info.get(), buffer + sizeof(entry), static_cast<size_t>(n) - sizeof(fi_eq_cm_entry),
+             events);
     } else if (kind == FI_CONNECTED) {
       connected(entry.fid, events);
     } else if (kind == FI_SHUTDOWN) {
@@ -358,8 +360,7 @@ class LibfabricDriver : public Driver {
     }
     int rc = fi_accept(endpoint.ep.get(), nullptr, 0);
     if (rc != 0) {
-      events->push_back(
-          {DriverEvent::Kind::kLinkDown, hello.link, 0, 0, failed("fi_accept", rc)});
+      events->push_back({DriverEvent::Kind::kLinkDown, hello.link, 0, 0, failed("fi_accept", rc)});
       return;
     }
     endpoints_.emplace(hello.link, std::move(endpoint));

@@ -110,7 +110,8 @@ class LocalDriver : public Driver {
     out.socket = connect_abstract(name, &status);
     out.deadline_ns = deadline_ns;
     Hello hello{kMagic, 0, link};
-    if (status.ok()) status = send_packet(out.socket.get(), std::as_bytes(std::span(&hello, 1)), {});
+    if (status.ok())
+      status = send_packet(out.socket.get(), std::as_bytes(std::span(&hello, 1)), {});
     if (status.ok()) outbound_.emplace(link, std::move(out));
     return status;
   }

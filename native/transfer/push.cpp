@@ -28,8 +28,7 @@ std::vector<Write> writes_of(const Push& push, const std::vector<PagePair>& pair
       writes.push_back({
           .link = push.link,
           .local_region = layer.source_region,
-          .local_offset =
-              layer.source_base + pairs[i].source * layer.source_stride + copy.source,
+          .local_offset = layer.source_base + pairs[i].source * layer.source_stride + copy.source,
           .remote_region = layer.destination_region,
           .remote_offset = layer.destination_base +
                            pairs[i].destination * layer.destination_stride + copy.destination,

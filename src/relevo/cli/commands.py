@@ -86,11 +86,14 @@ def _router(options: argparse.Namespace) -> int:
     import asyncio
 
     def body(status: StatusPipe) -> None:
-        from relevo.launch.router_process import run_router
+        from relevo.server.process import run_router
 
+        model = _named(options)
         asyncio.run(
             run_router(
-                _named(options),
+                model.path,
+                model.cache,
+                name=model.name,
                 host=options.host,
                 port=options.port,
                 control=options.control,

@@ -95,7 +95,8 @@ class _Backend:
         self.scale = config.head_dim**-0.5
 
     def _heads(self, qkv: torch.Tensor) -> torch.Tensor:
-        return qkv[:, : self.q_width].unflatten(1, (self.config.heads, self.config.head_dim))
+        queries = qkv[:, : self.q_width]
+        return queries.view(len(qkv), self.config.heads, self.config.head_dim)
 
 
 class CpuAttention(_Backend):

@@ -77,9 +77,7 @@ class Engine:
         )
         self.layout = _layout(config, self.model_config)
         # The last page of every sequence may be one that it has no token for yet.
-        self.context = min(
-            self.model_config.context, (self.layout.pages - 1) * config.page_tokens
-        )
+        self.context = min(self.model_config.context, (self.layout.pages - 1) * config.page_tokens)
         device = torch.device(config.device)
         if device.type == "cpu":
             pool = torch.from_numpy(allocate("relevo-pool", self.layout.bytes))
@@ -136,9 +134,7 @@ class Engine:
         return None
 
 
-def _fingerprint(
-    config: ModelConfig, weights: Mapping[str, torch.Tensor], dtype: str
-) -> str:
+def _fingerprint(config: ModelConfig, weights: Mapping[str, torch.Tensor], dtype: str) -> str:
     """Names what two workers must have in common: configuration, dtype and (by samples) weights."""
     digest = hashlib.blake2b(digest_size=12)
     digest.update(msgspec.json.encode(config) + dtype.encode())

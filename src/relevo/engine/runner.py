@@ -21,7 +21,9 @@ class Runner:
     """One model and its pool on one device. `pool` is uint8 [layout.bytes] on that device and
     belongs to the caller, who keeps it alive."""
 
-    def __init__(self, model: Decoder, layout: PoolLayout, pool: torch.Tensor, context: int) -> None:
+    def __init__(
+        self, model: Decoder, layout: PoolLayout, pool: torch.Tensor, context: int
+    ) -> None:
         config = model.config
         self.model = model
         self.device = pool.device

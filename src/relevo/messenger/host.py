@@ -27,15 +27,13 @@ class PrefillJob:
     destination: tuple[int, ...]
     slot: Slot
 
-    def push(
-        self, ready: dict[int, int], layered: dict[int, int], *, last: bool
-    ) -> Push:
+    def push(self, ready: dict[int, int], layered: dict[int, int], *, last: bool) -> Push:
         """This job's part in a step, from `{prompt page: source page}` of pages that are complete
         in every layer (`ready`) and of those that this step completes (`layered`)."""
         return Push(
             handoff=self.handoff,
             link=self.link,
-            slot=self.slot.index,
+            slot=self.slot.number,
             generation=self.slot.generation,
             ready=self._pairs(ready),
             layered=self._pairs(layered),

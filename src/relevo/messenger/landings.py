@@ -31,11 +31,11 @@ class Landings:
 
     def expect(self, slot: Slot, handoff: int, parts: int) -> None:
         self._expected[slot] = handoff
-        armed = self._transfer.arm(slot.index, slot.generation, parts)
+        armed = self._transfer.arm(slot.number, slot.generation, parts)
         assert armed, f"{slot} was free but armed"
 
     def forget(self, slot: Slot) -> None:
-        self._transfer.disarm(slot.index)
+        self._transfer.disarm(slot.number)
         self._expected.pop(slot, None)
 
     def poll(self) -> list[Landing]:

@@ -172,9 +172,7 @@ class PrefillSide:
             ("transport", self._transfer.transport, message.driver),
         ):
             if ours != theirs:
-                raise LayoutMismatch(
-                    f"{what}: prefill worker has {ours}, decode worker {theirs}"
-                )
+                raise LayoutMismatch(f"{what}: prefill worker has {ours}, decode worker {theirs}")
         layout = msgspec.msgpack.decode(message.layout, type=PoolLayout)
         return layer_maps(self._layout, layout)
 

@@ -11,7 +11,7 @@ from relevo.transfer.engine import GENERATIONS, SLOTS
 class Slot(NamedTuple):
     """Names one use of a counter."""
 
-    index: int
+    number: int
     generation: int
 
 
@@ -21,7 +21,7 @@ class SlotPool:
     of generation suffice."""
 
     def __init__(self, slots: int = SLOTS) -> None:
-        self._free = deque(Slot(index, 0) for index in range(slots))
+        self._free = deque(Slot(number, 0) for number in range(slots))
         self.total = slots
 
     @property
@@ -32,4 +32,4 @@ class SlotPool:
         return self._free.popleft() if self._free else None
 
     def give_back(self, slot: Slot) -> None:
-        self._free.append(Slot(slot.index, (slot.generation + 1) % GENERATIONS))
+        self._free.append(Slot(slot.number, (slot.generation + 1) % GENERATIONS))

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 import zmq.asyncio
@@ -121,7 +121,7 @@ class Router:
 
     async def generate(
         self, id: str, tokens: tuple[int, ...], sampling: Sampling
-    ) -> AsyncIterator[Tokens]:
+    ) -> AsyncGenerator[Tokens, None]:
         """Yields tokens as they come. Leaving the iteration early cancels the request everywhere.
 
         Raises InvalidRequest, Overloaded or whatever ended the request.

@@ -3,56 +3,67 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from relevo.errors import (
-    InvalidRequest,
-    Overloaded,
-    RelevoError,
-)
+from relevo.errors import InvalidRequest, Overloaded, RelevoError
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A choice's text (whole, or the next piece of it), its tokens, and how it ended."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish: str | None
 
 
 class Shape:
     """Builds the answers of one request: chat or plain completion, whole or in chunks."""
 
-    def __init__(self, *, chat: bool, id: str, model: str) -> None:
+    def __init__(self, *, chat: bool, id: str, model: str, token_ids: bool) -> None:
         self._chat = chat
+        self._token_ids = token_ids
         self._head = {"id": id, "created": int(time.time()), "model": model}
 
-    def _object(self, chunk: bool) -> str:
-        if self._chat:
-            return "chat.completion.chunk" if chunk else "chat.completion"
-        return "text_completion"
-
-    def whole(self, texts: list[tuple[str, str | None]], usage: dict[str, int]) -> dict[str, Any]:
-        """`texts` are (text, finish reason) by choice."""
-        choices = []
-        for index, (text, finish) in enumerate(texts):
-            body: dict[str, Any] = (
-                {"message": {"role": "assistant", "content": text}}
+    def whole(self, answers: Sequence[Answer], usage: dict[str, int]) -> dict[str, Any]:
+        choices = [
+            self._choice(
+                index,
+                {"message": {"role": "assistant", "content": answer.text}}
                 if self._chat
-                else {"text": text}
+                else {"text": answer.text},
+                answer,
             )
-            choices.append({"index": index, **body, "logprobs": None, "finish_reason": finish})
-        return {**self._head, "object": self._object(False), "choices": choices, "usage": usage}
+            for index, answer in enumerate(answers)
+        ]
+        kind = "chat.completion" if self._chat else "text_completion"
+        return {**self._head, "object": kind, "choices": choices, "usage": usage}
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """What a chat stream begins with: the role."""
         if not self._chat:
             return None
-        return self._chunk(index, {"delta": {"role": "assistant", "content": ""}}, None)
+        delta = {"delta": {"role": "assistant", "content": ""}}
+        return self._chunk([self._choice(index, delta, Answer("", (), None))])
 
-    def piece(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
-        if not self._chat:
-            return self._chunk(index, {"text": text}, finish)
-        return self._chunk(index, {"delta": {"content": text} if text else {}}, finish)
+    def piece(self, index: int, answer: Answer) -> dict[str, Any]:
+        body: dict[str, Any] = {"text": answer.text}
+        if self._chat:
+            body = {"delta": {"content": answer.text} if answer.text else {}}
+        return self._chunk([self._choice(index, body, answer)])
 
     def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any]:
-        return {**self._head, "object": self._object(True), "choices": [], "usage": usage}
+        return self._chunk([]) | {"usage": usage}
 
-    def _chunk(self, index: int, body: dict[str, Any], finish: str | None) -> dict[str, Any]:
-        choice = {"index": index, **body, "logprobs": None, "finish_reason": finish}
-        return {**self._head, "object": self._object(True), "choices": [choice]}
+    def _choice(self, index: int, body: dict[str, Any], answer: Answer) -> dict[str, Any]:
+        ids = {"token_ids": answer.tokens} if self._token_ids else {}
+        return {"index": index, **body, **ids, "logprobs": None, "finish_reason": answer.finish}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return {**self._head, "object": kind, "choices": choices}
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

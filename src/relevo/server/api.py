@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import secrets
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import msgspec
 from aiohttp import web
 
 from relevo.errors import InvalidRequest, RelevoError
 from relevo.router.router import Router
-from relevo.server.answers import Shape, error_body, usage
-from relevo.server.completion import Piece, complete
+from relevo.server.answers import Answer, Shape, error_body, usage
+from relevo.server.completion import Choice, complete
+from relevo.server.merge import merge
 from relevo.server.schema import (
     DEFAULT_COMPLETION_TOKENS,
     ChatRequest,
@@ -26,16 +25,6 @@ from relevo.server.schema import (
     stop_strings,
 )
 from relevo.text.tokenizer import Tokenizer
-from relevo.types import Sampling
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of a request's answers, before it runs."""
-
-    id: str
-    prompt: tuple[int, ...]
-    sampling: Sampling
 
 
 class Api:
@@ -64,24 +53,21 @@ class Api:
         body = parse(await request.read(), CompletionRequest)
         self._check_model(body)
         limit = checked_max_tokens(body.max_tokens, "max_tokens", DEFAULT_COMPLETION_TOKENS)
-        return await self._answer(request, body, self._prompts(body), limit, chat=False)
+        prompts = [
+            tuple(self._tokenizer.encode(p, special=True) if isinstance(p, str) else p)
+            for p in body.prompts()
+        ]
+        if not prompts or not all(prompts):
+            raise InvalidRequest("prompt: it is empty", "prompt")
+        return await self._answer(request, body, prompts, limit, chat=False)
 
     def _check_model(self, body: Common) -> None:
         if body.model != self._model:
             raise InvalidRequest(
-                f"model {body.model!r} is not served here; {self._model!r} is",
+                f"model: {body.model!r} is not served here, {self._model!r} is",
                 "model",
                 "model_not_found",
             )
-
-    def _prompts(self, body: CompletionRequest) -> list[tuple[int, ...]]:
-        encoded = [
-            tuple(self._tokenizer.encode(p, special=True) if isinstance(p, str) else p)
-            for p in body.prompts()
-        ]
-        if not encoded or not all(encoded):
-            raise InvalidRequest("prompt: it is empty", "prompt")
-        return encoded
 
     async def _answer(
         self,
@@ -93,129 +79,70 @@ class Api:
         chat: bool,
     ) -> web.StreamResponse:
         id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
-        end_ids = self._tokenizer.end_ids
         copies = body.n or 1
         choices = [
             Choice(
-                id if copy + place == 0 else f"{id}-{place * copies + copy}",
+                id if place + copy == 0 else f"{id}-{place * copies + copy}",
                 prompt,
-                sampling_of(body, max_tokens=max_tokens, end_ids=end_ids, choice=copy),
+                sampling_of(
+                    body, max_tokens=max_tokens, end_ids=self._tokenizer.end_ids, choice=copy
+                ),
             )
             for place, prompt in enumerate(prompts)
             for copy in range(copies)
         ]
         stops = stop_strings(body)
-        shape = Shape(chat=chat, id=id, model=self._model)
+        streams = [complete(self._router, self._tokenizer, choice, stops) for choice in choices]
+        shape = Shape(chat=chat, id=id, model=self._model, token_ids=body.return_token_ids)
+        prompt_tokens = sum(len(prompt) for prompt in prompts)
         if body.stream:
             wants_usage = body.stream_options is not None and body.stream_options.include_usage
-            return await self._stream(request, shape, choices, stops, wants_usage)
-        return await self._whole(shape, choices, stops)
+            return await _stream(request, shape, streams, prompt_tokens if wants_usage else None)
+        return await _whole(shape, streams, prompt_tokens)
 
-    def _run(self, choice: Choice, stops: list[str]) -> AsyncIterator[Piece]:
-        return complete(
-            self._router, self._tokenizer, choice.id, choice.prompt, choice.sampling, stops
-        )
 
-    async def _whole(
-        self, shape: Shape, choices: list[Choice], stops: list[str]
-    ) -> web.StreamResponse:
-        async def collect(choice: Choice) -> tuple[str, str | None, int]:
-            pieces = [piece async for piece in self._run(choice, stops)]
-            count = sum(piece.tokens for piece in pieces)
-            return "".join(piece.text for piece in pieces), pieces[-1].finish, count
+Streams = list[AsyncGenerator[Answer, None]]
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_unwrapped(collect(choice))) for choice in choices]
-        results = [task.result() for task in tasks]
-        for result in results:
-            if isinstance(result, RelevoError):
-                raise result
-        answers = [r for r in results if not isinstance(r, RelevoError)]
-        counts = usage(
-            sum(len(prompt) for prompt in {c.prompt for c in choices}),
-            sum(count for _, _, count in answers),
-        )
-        return json_response(shape.whole([(t, f) for t, f, _ in answers], counts))
 
-    async def _stream(
-        self,
-        request: web.Request,
-        shape: Shape,
-        choices: list[Choice],
-        stops: list[str],
-        wants_usage: bool,
-    ) -> web.StreamResponse:
-        """The response begins with the first piece, so that a refusal still gets its status."""
-        streams = [self._run(choice, stops) for choice in choices]
-        merged = _merge(streams)
-        response: web.StreamResponse | None = None
-        generated = 0
-        try:
+async def _whole(shape: Shape, streams: Streams, prompt_tokens: int) -> web.StreamResponse:
+    answers = [Answer("", (), None) for _ in streams]
+    async with aclosing(merge(streams)) as merged:
+        async for index, piece in merged:
+            before = answers[index]
+            answers[index] = Answer(
+                before.text + piece.text, before.tokens + piece.tokens, piece.finish
+            )
+    counts = usage(prompt_tokens, sum(len(answer.tokens) for answer in answers))
+    return json_response(shape.whole(answers, counts))
+
+
+async def _stream(
+    request: web.Request, shape: Shape, streams: Streams, usage_of_prompt: int | None
+) -> web.StreamResponse:
+    """The response begins with the first piece, so that a refusal still gets its status. A chunk
+    is sent for every token, also where a cut character leaves no text yet: it is an arrival."""
+    response: web.StreamResponse | None = None
+    generated = 0
+    try:
+        async with aclosing(merge(streams)) as merged:
             async for index, piece in merged:
                 if response is None:
-                    response = await _open_stream(request, shape, len(choices))
-                generated += piece.tokens
-                # Sent also where a cut character leaves no text yet: a chunk is a token's arrival.
-                await _send(response, shape.piece(index, piece.text, piece.finish))
-        except RelevoError as error:
-            if response is None:
-                raise
-            await _send(response, error_body(error))
-        finally:
-            await merged.aclose()  # type: ignore[attr-defined]
-        assert response is not None
-        if wants_usage:
-            prompt_tokens = sum(len(prompt) for prompt in {c.prompt for c in choices})
-            await _send(response, shape.usage_chunk(usage(prompt_tokens, generated)))
-        await response.write(b"data: [DONE]\n\n")
-        await response.write_eof()
-        return response
-
-
-async def _unwrapped(work):  # type: ignore[no-untyped-def]
-    """A task group would wrap our errors; hand them over as values."""
-    try:
-        return await work
+                    response = await _open_stream(request, shape, len(streams))
+                generated += len(piece.tokens)
+                await _send(response, shape.piece(index, piece))
     except RelevoError as error:
-        return error
+        if response is None:
+            raise
+        await _send(response, error_body(error))
+    assert response is not None
+    if usage_of_prompt is not None:
+        await _send(response, shape.usage_chunk(usage(usage_of_prompt, generated)))
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
 
 
-async def _merge(streams: list[AsyncIterator[Piece]]) -> AsyncIterator[tuple[int, Piece]]:
-    """Pieces of all choices as they come. Closing it closes all of them."""
-    queue: asyncio.Queue[tuple[int, Piece | RelevoError | None]] = asyncio.Queue()
-
-    async def pump(index: int, stream: AsyncIterator[Piece]) -> None:
-        try:
-            async for piece in stream:
-                queue.put_nowait((index, piece))
-            queue.put_nowait((index, None))
-        except RelevoError as error:
-            queue.put_nowait((index, error))
-        finally:
-            await stream.aclose()  # type: ignore[attr-defined]
-
-    tasks = [asyncio.create_task(pump(i, s)) for i, s in enumerate(streams)]
-    try:
-        left = len(streams)
-        while left:
-            index, item = await queue.get()
-            if isinstance(item, RelevoError):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield index, item
-    finally:
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-
-async def _open_stream(
-    request: web.Request, shape: Shape, choices: int
-) -> web.StreamResponse:
+async def _open_stream(request: web.Request, shape: Shape, choices: int) -> web.StreamResponse:
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
     )

@@ -99,9 +99,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 async def listen(app: web.Application, host: str, port: int) -> tuple[web.AppRunner, int]:
     """Serves until the runner is cleaned up; returns the port, which is chosen if 0 is given."""
-    runner = web.AppRunner(
-        app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     site = web.TCPSite(runner, host, port)
     try:

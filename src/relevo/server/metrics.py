@@ -41,6 +41,8 @@ class _RouterCollector(Collector):
             "waiting": "Sequences waiting for pages or for their KV",
             "free_pages": "KV pages free or evictable",
             "quarantined_pages": "KV pages that a lost hand-off may still write",
+            "handoffs": "Hand-offs that are not done",
+            "slots": "Counter slots in use",
         }
         families = {
             name: GaugeMetricFamily(f"relevo_worker_{name}", text, labels=labels)
@@ -49,14 +51,14 @@ class _RouterCollector(Collector):
         counters: dict[str, CounterMetricFamily] = {}
         for member in self._router.registry:
             values = [member.info.worker, member.info.role.value]
-            for name, family in families.items():
-                family.add_metric(values, float(getattr(member.load, name)))
+            for name, gauge in families.items():
+                gauge.add_metric(values, float(getattr(member.load, name)))
             for name, value in member.counters.items():
-                family = counters.setdefault(
-                    name,
-                    CounterMetricFamily(f"relevo_worker_{name}", f"Worker: {name}", labels=labels),
-                )
-                family.add_metric(values, float(value))
+                if name not in counters:
+                    counters[name] = CounterMetricFamily(
+                        f"relevo_worker_{name}", f"Worker: {name}", labels=labels
+                    )
+                counters[name].add_metric(values, float(value))
         yield from families.values()
         yield from counters.values()
 

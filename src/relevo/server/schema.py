@@ -19,7 +19,8 @@ class StreamOptions(msgspec.Struct):
 
 
 class Common(msgspec.Struct):
-    """Fields of both endpoints. The second block is what the API has and this server has not:
+    """Fields of both endpoints. `top_k`, `stop_token_ids`, `ignore_eos` and `return_token_ids` are
+    not OpenAI's but common. The second block is what the API has and this server has not:
     accepted only where it asks for nothing."""
 
     model: str
@@ -31,6 +32,7 @@ class Common(msgspec.Struct):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
+    return_token_ids: bool = False
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None

@@ -1,4 +1,4 @@
-"""A model's tokenizer, its chat template and its end-of-text tokens, from a folder or a GGUF file."""
+"""A model's tokenizer, chat template and end-of-text tokens, from a folder or a GGUF file."""
 
 from __future__ import annotations
 
@@ -92,9 +92,7 @@ def _chat_template(model: Path, settings: dict[str, Any]) -> ChatTemplate | None
     )
 
 
-def _end_ids(
-    model: Path, settings: dict[str, Any], backend: tokenizers.Tokenizer
-) -> list[int]:
+def _end_ids(model: Path, settings: dict[str, Any], backend: tokenizers.Tokenizer) -> list[int]:
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         value = _read_json(model / name).get("eos_token_id")

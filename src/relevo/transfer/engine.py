@@ -82,9 +82,7 @@ class TransferEngine:
         self._native.expect(link)
         return link
 
-    def connect(
-        self, link: int, address: bytes, layers: list[LayerMap], timeout_s: float
-    ) -> None:
+    def connect(self, link: int, address: bytes, layers: list[LayerMap], timeout_s: float) -> None:
         """Connects to a peer that expects `link`; an event says how it went."""
         deadline = time.monotonic_ns() + int(timeout_s * 1e9)
         self._native.connect(link, address, layers, deadline)

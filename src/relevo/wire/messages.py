@@ -19,13 +19,13 @@ class Message(msgspec.Struct, frozen=True, tag_field="t"):
 # ---- any link ----
 
 
-class Heartbeat(Message, tag="heartbeat"):
+class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """Sent by both sides every interval. `steps` is how many engine steps the sender has ended."""
 
     steps: int = 0
 
 
-class Refused(Message, tag="refused"):
+class Refused(Message, frozen=True, tag="refused"):
     """The link or the message before is not accepted."""
 
     reason: str
@@ -35,15 +35,18 @@ class Refused(Message, tag="refused"):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How busy a worker is."""
+    """How busy a worker is. `handoffs` are those that are not done yet, by either side's table;
+    `slots` the counter slots in use."""
 
     running: int = 0
     waiting: int = 0
     free_pages: int = 0
     quarantined_pages: int = 0
+    handoffs: int = 0
+    slots: int = 0
 
 
-class Register(Message, tag="register"):
+class Register(Message, frozen=True, tag="register"):
     """A worker offers itself. `credit_tokens` is how many prompt tokens may be dispatched to a
     prefill worker and not yet be done; `endpoint` is where decode workers reach it."""
 
@@ -62,14 +65,14 @@ class Register(Message, tag="register"):
     endpoint: str = ""
 
 
-class WorkerStatus(Message, tag="status"):
+class WorkerStatus(Message, frozen=True, tag="status"):
     """Sent with each heartbeat to the router. `counters` only ever grow."""
 
     load: Load
     counters: dict[str, int] = {}
 
 
-class Output(Message, tag="output"):
+class Output(Message, frozen=True, tag="output"):
     """New tokens of a request, and how it ended if it has."""
 
     request: str
@@ -78,14 +81,14 @@ class Output(Message, tag="output"):
     finish: FinishReason | None = None
 
 
-class PrefillDone(Message, tag="prefill-done"):
+class PrefillDone(Message, frozen=True, tag="prefill-done"):
     """The request needs no more of its prefill worker: its credit is free again."""
 
     request: str
     attempt: int
 
 
-class RequestFailed(Message, tag="request-failed"):
+class RequestFailed(Message, frozen=True, tag="request-failed"):
     """The request ended without an answer. `kind` is the name of a class in errors.py."""
 
     request: str
@@ -94,7 +97,7 @@ class RequestFailed(Message, tag="request-failed"):
     reason: str
 
 
-class Timeline(Message, tag="timeline"):
+class Timeline(Message, frozen=True, tag="timeline"):
     """Events of a request, in any order, possibly after it has ended."""
 
     request: str
@@ -104,7 +107,7 @@ class Timeline(Message, tag="timeline"):
 # ---- router → worker ----
 
 
-class Registered(Message, tag="registered"):
+class Registered(Message, frozen=True, tag="registered"):
     """The router has taken the worker in."""
 
 
@@ -115,7 +118,7 @@ class PrefillCandidate(msgspec.Struct, frozen=True):
     endpoint: str
 
 
-class Generate(Message, tag="generate"):
+class Generate(Message, frozen=True, tag="generate"):
     """Run a request. Tokens of a lower attempt than the last dispatched one are ignored."""
 
     request: str
@@ -125,7 +128,7 @@ class Generate(Message, tag="generate"):
     candidates: tuple[PrefillCandidate, ...] = ()
 
 
-class Abort(Message, tag="abort"):
+class Abort(Message, frozen=True, tag="abort"):
     """Nobody wants the request any more."""
 
     request: str
@@ -134,7 +137,7 @@ class Abort(Message, tag="abort"):
 # ---- decode worker → prefill worker ----
 
 
-class OpenLink(Message, tag="open-link"):
+class OpenLink(Message, frozen=True, tag="open-link"):
     """A decode worker asks a prefill worker to connect to its memory under a new link id.
 
     `layout` is a msgpack-encoded kv.layout.PoolLayout."""
@@ -149,7 +152,7 @@ class OpenLink(Message, tag="open-link"):
     layout: bytes
 
 
-class PrefillRequest(Message, tag="prefill"):
+class PrefillRequest(Message, frozen=True, tag="prefill"):
     """Compute and push. Idempotent by `handoff`.
 
     `tokens` are the prompt without its last token; pages before `first_page` are there already.
@@ -166,7 +169,7 @@ class PrefillRequest(Message, tag="prefill"):
     deadline_ms: int
 
 
-class Cancel(Message, tag="cancel"):
+class Cancel(Message, frozen=True, tag="cancel"):
     """Stop writing for this hand-off and say when nothing of it can land any more."""
 
     handoff: int
@@ -175,39 +178,39 @@ class Cancel(Message, tag="cancel"):
 # ---- prefill worker → decode worker ----
 
 
-class LinkOpened(Message, tag="link-opened"):
+class LinkOpened(Message, frozen=True, tag="link-opened"):
     """The data link is up."""
 
     link: int
 
 
-class Accepted(Message, tag="accepted"):
+class Accepted(Message, frozen=True, tag="accepted"):
     """The hand-off is queued."""
 
     handoff: int
 
 
-class Rejected(Message, tag="rejected"):
+class Rejected(Message, frozen=True, tag="rejected"):
     """The hand-off will never be written."""
 
     handoff: int
     reason: str
 
 
-class CancelAck(Message, tag="cancel-ack"):
+class CancelAck(Message, frozen=True, tag="cancel-ack"):
     """Nothing of this hand-off is in flight, and nothing will be posted."""
 
     handoff: int
 
 
-class Failed(Message, tag="failed"):
+class Failed(Message, frozen=True, tag="failed"):
     """The hand-off failed, and everything posted for it has drained."""
 
     handoff: int
     reason: str
 
 
-class Finished(Message, tag="finished"):
+class Finished(Message, frozen=True, tag="finished"):
     """Every write is complete. Only timings: nothing waits for it."""
 
     handoff: int
@@ -217,7 +220,5 @@ class Finished(Message, tag="finished"):
 FromWorker = Register | Heartbeat | WorkerStatus | Output | PrefillDone | RequestFailed | Timeline
 FromRouter = Registered | Refused | Heartbeat | Generate | Abort
 FromDecode = OpenLink | Heartbeat | PrefillRequest | Cancel
-FromPrefill = (
-    LinkOpened | Refused | Heartbeat | Accepted | Rejected | CancelAck | Failed | Finished
-)
+FromPrefill = LinkOpened | Refused | Heartbeat | Accepted | Rejected | CancelAck | Failed | Finished
 AnyMessage = FromWorker | FromRouter | FromDecode | FromPrefill

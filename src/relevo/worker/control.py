@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import zmq
+from msgspec.structs import replace
 
 from relevo.messenger.decode_side import DecodeSide
 from relevo.messenger.prefill_side import PrefillSide
@@ -22,6 +23,7 @@ from relevo.wire.messages import (
     FromPrefill,
     Generate,
     Heartbeat,
+    Load,
     Message,
     Refused,
     Register,
@@ -178,13 +180,17 @@ class Control:
         if self._prefill is not None:
             self._prefill.tick(now)
 
-    def _load(self) -> Any:
-        load = self._host.load
-        if self._decode is None:
-            return load
-        import msgspec
-
-        return msgspec.structs.replace(load, quarantined_pages=self._decode.quarantined_pages)
+    def _load(self) -> Load:
+        if self._prefill is not None:
+            return replace(self._host.load, handoffs=self._prefill.open_handoffs)
+        if self._decode is not None:
+            return replace(
+                self._host.load,
+                quarantined_pages=self._decode.quarantined_pages,
+                handoffs=self._decode.open_handoffs,
+                slots=self._decode.slots_in_use,
+            )
+        return self._host.load
 
     def _counters(self) -> dict[str, int]:
         counters = dict(self._host.counters)

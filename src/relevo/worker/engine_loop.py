@@ -17,9 +17,7 @@ IDLE_WAIT_S = 3600.0
 class EngineLoop:
     """Runs on the thread that calls `run`, until `stop` is called from any thread."""
 
-    def __init__(
-        self, host: EmbeddedHost, inbox: Inbox, transfer: TransferEngine | None
-    ) -> None:
+    def __init__(self, host: EmbeddedHost, inbox: Inbox, transfer: TransferEngine | None) -> None:
         self._host = host
         self._inbox = inbox
         self._transfer = transfer

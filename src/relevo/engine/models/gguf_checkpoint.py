@@ -118,5 +118,5 @@ class GgufCheckpoint:
 
 def _halves_apart(rows: torch.Tensor, heads: int) -> torch.Tensor:
     """[heads, dim/2, 2, ...] → [heads, 2, dim/2, ...] on the first axis."""
-    pairs = rows.unflatten(0, (heads, rows.shape[0] // heads // 2, 2))
+    pairs = rows.view(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
     return pairs.transpose(1, 2).reshape(rows.shape).contiguous()

@@ -5,28 +5,31 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
-from relevo.launch.model_source import ModelSource
 from relevo.router.router import Router
 from relevo.server.app import listen, make_app
 from relevo.text.tokenizer import load_tokenizer
 
 
 async def run_router(
-    model: ModelSource,
+    model: Path,
+    cache: Path,
     *,
+    name: str,
     host: str,
     port: int,
     control: str,
     on_ready: Callable[[str, str], object],
 ) -> None:
-    """Until SIGTERM or SIGINT. `on_ready(url, control endpoint)` is called once it listens."""
+    """Until SIGTERM or SIGINT. `model` and `cache` are where the tokenizer is, `name` is what
+    requests ask for; `on_ready(url, control endpoint)` is called once it listens."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     router = Router(control)
-    app = make_app(router, load_tokenizer(model.path, model.cache), model.name)
+    app = make_app(router, load_tokenizer(model, cache), name)
     runner, bound = await listen(app, host, port)
     await router.start()
     try:

@@ -1,0 +1,29 @@
+# `make demo` and `make test` are all that a fresh machine needs; each sets up what is missing.
+.PHONY: demo test check format test-slow setup model
+
+setup:
+	@scripts/setup.sh
+
+model: setup
+	@.venv/bin/python -m relevo.launch.demo_model >/dev/null
+
+demo: model
+	@.venv/bin/relevo demo
+
+test: model
+	.venv/bin/python -m pytest
+
+test-slow: model
+	.venv/bin/python -m pytest -m slow
+
+check: setup
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	clang-format --dry-run --Werror $$(find native -name '*.h' -o -name '*.cpp')
+
+format: setup
+	.venv/bin/ruff check --fix
+	.venv/bin/ruff format
+	clang-format -i $$(find native -name '*.h' -o -name '*.cpp')
