@@ -57,10 +57,13 @@ class StopStrings:
         if self.stopped:
             return ""
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
+        found = [
+            (at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0
+        ]
+        if found:  # the one that ends first, so that it does not matter how the text was cut
             self.stopped = True
-            out, self._held = self._held[: min(found)], ""
+            _, begin = min(found)
+            out, self._held = self._held[:begin], ""
             return out
         keep = self._possible_start()
         cut = len(self._held) - keep

@@ -1,0 +1,54 @@
+"""Links between two processes, one of which dies."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from relevo.transfer.engine import TransferEvent
+
+from .conftest import LAYERS, PAGES, Side
+
+Kind = TransferEvent.Kind
+
+WRITER = f"""
+import sys
+from tests.transfer.conftest import Side, layer_maps, push
+from relevo.transfer.engine import TransferEvent
+side = Side(sys.argv[1])
+link = int(sys.argv[2])
+side.engine.connect(link, bytes.fromhex(sys.argv[3]), layer_maps(), 10.0)
+side.wait(TransferEvent.Kind.LINK_UP)
+everything = [(page, page) for page in range({PAGES})]
+for handoff in range(1, 10**9):
+    side.engine.open_handoff(handoff)
+    side.engine.open_step([push(handoff, link, layered=everything)])
+    for _ in range({LAYERS}):
+        side.engine.bump()
+    side.engine.end_step(True)
+    side.wait(TransferEvent.Kind.PUSHED, handoff=handoff)
+"""
+
+
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_a_writer_killed_in_mid_write_is_noticed_and_its_link_closes(transport):
+    for _ in range(5):
+        target = Side(transport)
+        link = target.engine.expect_link()
+        target.engine.arm(5, 1, 2**24 - 1)
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, transport, str(link), target.engine.address().hex()]
+        )
+        target.wait(Kind.LINK_UP, link=link)
+        while target.engine.counted(5) == 0:
+            time.sleep(0.001)
+        writer.kill()
+        writer.wait()
+        target.wait(Kind.LINK_DOWN, link=link)
+        target.engine.close_link(link)
+        target.wait(Kind.LINK_CLOSED, link=link)
+        counted = target.engine.counted(5)
+        time.sleep(0.05)
+        assert target.engine.counted(5) == counted, "nothing is counted after the link has closed"
+        target.engine.stop()
