@@ -39,13 +39,16 @@ class Sampling(msgspec.Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()
 
 
+Detail = int | float | str | list[int]
+
+
 class TimelineEvent(msgspec.Struct, frozen=True):
     """Something that happened to a request: `at_ns` on CLOCK_MONOTONIC, `who` the process."""
 
     name: str
     at_ns: int
     who: str
-    detail: dict[str, int | float | str | list[int]] = {}
+    detail: dict[str, Detail] = {}
 
 
 def now_ns() -> int:

@@ -18,7 +18,7 @@ from relevo.kv.hashes import pages_for
 from relevo.messenger.host import HandoffWanted, PrefillJob
 from relevo.messenger.landings import Landing, Landings
 from relevo.transfer.engine import Push
-from relevo.types import TimelineEvent, now_ns
+from relevo.types import Detail, TimelineEvent, now_ns
 from relevo.wire.messages import (
     Generate,
     Load,
@@ -154,12 +154,14 @@ class EmbeddedHost:
         begin = now_ns()
         pushes: list[Push] = []
         for chunk in step.chunks:
-            event = TimelineEvent(
-                "prefill-start", begin, self._worker, {"first": chunk.first, "last": chunk.last}
-            )
+            detail: dict[str, Detail] = {"first": chunk.first, "last": chunk.last}
+            detail["reused_pages"] = chunk.sequence.reused
+            event = TimelineEvent("prefill-start", begin, self._worker, detail)
             self._note(chunk.sequence, event)
             pushes += self._push(chunk.sequence, chunk.last)
         for sequence in step.cached:
+            detail = {"reused_pages": sequence.reused}
+            self._note(sequence, TimelineEvent("prefill-cached", begin, self._worker, detail))
             pushes += self._push(sequence, len(sequence.tokens))
         for sequence in step.decodes:
             if sequence.generated == 0:
