@@ -57,7 +57,7 @@ def test_kernels_equal_torch(dtype, shape):
         segments=(Segment(2, 13, 13, chunk, causal_mask(11, 13, dtype, torch.device("cpu"))),),
     )
     width = (model.heads + 2 * model.kv_heads) * model.head_dim
-    qkv = torch.randn(13, width).to(dtype)
+    qkv = torch.randn(16, width).to(dtype)  # 13 tokens and padding
     copies = qkv.clone(), qkv.clone()
     outs = []
     for kind, pool_, qkv_ in zip((CpuAttention, TorchAttention), pools, copies, strict=True):
@@ -69,6 +69,8 @@ def test_kernels_equal_torch(dtype, shape):
     torch.testing.assert_close(pools[0], pools[1], **bound)
     torch.testing.assert_close(outs[0], outs[1], **bound)
     assert torch.equal(pools[0][0], pool[0]), "the other layer is untouched"
+    assert torch.equal(copies[0][13:], qkv[13:]), "padding is neither rotated nor stored"
+    assert not outs[0][13:].any()
 
 
 def test_two_threads_give_what_one_gives():

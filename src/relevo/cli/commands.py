@@ -106,7 +106,9 @@ def _router(options: argparse.Namespace) -> int:
 
 def _worker(options: argparse.Namespace) -> int:
     def body(status: StatusPipe) -> None:
-        cores = _pin(options.cores)
+        from relevo.worker.environment import prepare_process
+
+        cores = prepare_process(options.cores)  # before torch is imported
         from relevo.engine.engine import EngineConfig
         from relevo.types import Role
         from relevo.worker.worker import Worker, WorkerConfig
@@ -132,7 +134,7 @@ def _worker(options: argparse.Namespace) -> int:
                 cache=model.cache,
                 dtype=options.dtype,
                 device=options.device,
-                threads=len(cores),
+                threads=cores,
                 pool_bytes=options.kv_memory << 20,
                 page_tokens=options.page_tokens,
                 step_tokens=options.step_tokens,
@@ -143,18 +145,6 @@ def _worker(options: argparse.Namespace) -> int:
         Worker(config, progress, lambda: status.say("ready", what="ready")).run()
 
     return _as_child(body)
-
-
-def _pin(cores: str) -> set[int]:
-    """Before torch is imported, so that its threads inherit it."""
-    import os
-
-    if cores:
-        try:
-            os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-        except (ValueError, OSError) as error:
-            raise ConfigError("cores", f"{cores!r}: {error}") from error
-    return os.sched_getaffinity(0)
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -26,11 +26,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class AttentionBatch:
-    """Where a step's tokens lie. The first `rows` are single tokens that end their context."""
+    """Where a step's tokens lie. The first `rows` are single tokens that end their context;
+    segments follow without gap. Rows of the step beyond these N tokens are padding."""
 
     rows: int
-    positions: torch.Tensor  # int64 [T]
-    slots: torch.Tensor  # int64 [T], page * page_tokens + offset
+    positions: torch.Tensor  # int64 [N]
+    slots: torch.Tensor  # int64 [N], page * page_tokens + offset
     page_table: torch.Tensor  # int32 [rows, longest]
     lengths: torch.Tensor  # int32 [rows], context with the row's own token
     segments: tuple[Segment, ...]
@@ -45,7 +46,7 @@ class PagedAttention(Protocol):
     def store(self, layer: int, qkv: torch.Tensor, batch: AttentionBatch) -> None: ...
 
     def attend(self, layer: int, qkv: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        """[T of the batch, H * D]."""
+        """[T, H * D]; rows of padding are 0."""
         ...
 
 
@@ -116,14 +117,15 @@ class CpuAttention(_Backend):
     def store(self, layer: int, qkv: torch.Tensor, batch: AttentionBatch) -> None:
         _kernels.rotate_and_store(
             self._bf16, qkv.data_ptr(), self.cos.data_ptr(), self.sin.data_ptr(),
-            batch.positions.data_ptr(), batch.slots.data_ptr(), len(qkv), self.config.heads,
+            batch.positions.data_ptr(), batch.slots.data_ptr(), len(batch.slots), self.config.heads,
             self._layers[layer],
         )  # fmt: skip
 
     def attend(self, layer: int, qkv: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         pool = self._layers[layer]
         total = batch.segments[-1].last if batch.segments else batch.rows
-        out = qkv.new_empty(total, self.q_width)
+        out = qkv.new_empty(len(qkv), self.q_width)
+        out[total:] = 0
         if batch.rows:
             _kernels.decode_attention(
                 self._bf16, qkv.data_ptr(), qkv.stride(0), out.data_ptr(),
@@ -148,7 +150,8 @@ class TorchAttention(_Backend):
 
     def store(self, layer: int, qkv: torch.Tensor, batch: AttentionBatch) -> None:
         heads, kv_heads, dim = self.config.heads, self.config.kv_heads, self.config.head_dim
-        by_head = qkv.view(len(qkv), heads + 2 * kv_heads, dim)
+        used = len(batch.slots)
+        by_head = qkv[:used].view(used, heads + 2 * kv_heads, dim)
         rotated = by_head[:, : heads + kv_heads]
         cos = self.cos[batch.positions][:, None]
         sin = self.sin[batch.positions][:, None]
@@ -173,7 +176,8 @@ class TorchAttention(_Backend):
             keys, values = self._gather(layer, segment.pages, length)
             q = self._heads(qkv[segment.first : segment.last])
             parts.append(attend_segment(q, keys, values, segment))
-        return torch.cat(parts)
+        padding = len(qkv) - sum(map(len, parts))
+        return torch.cat([*parts, qkv.new_zeros(padding, self.q_width)])
 
     def _gather(
         self, layer: int, pages: torch.Tensor, length: int

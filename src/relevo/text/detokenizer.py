@@ -57,9 +57,7 @@ class StopStrings:
         if self.stopped:
             return ""
         self._held += text
-        found = [
-            (at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0
-        ]
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:  # the one that ends first, so that it does not matter how the text was cut
             self.stopped = True
             _, begin = min(found)

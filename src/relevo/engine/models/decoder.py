@@ -1,7 +1,8 @@
 """The forward pass of Llama, Qwen2 and Qwen3 (dense), lean and fused.
 
-Shape suffixes: T tokens in the step, R of them the rows whose logits are wanted (they come
-first), H query heads, K KV heads, D head dimension, E hidden size, F intermediate size.
+Shape suffixes: T rows of the step (padding at the end included), R of them the rows whose logits
+are wanted (they come first), H query heads, K KV heads, D head dimension, E hidden size, F
+intermediate size.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Decoder:
             self._norm_heads(qkv, layer)
             attention.store(index, qkv, batch)
             if last and rows < len(x_TE):  # nothing reads what the other rows would become
-                x_TE, batch = x_TE[:rows], batch.only_rows()
+                x_TE, qkv, batch = x_TE[:rows], qkv[:rows], batch.only_rows()
             if rows or not last:
                 mixed = layer.out(attention.attend(index, qkv, batch))
             if layer_done is not None:
