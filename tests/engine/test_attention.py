@@ -50,6 +50,7 @@ def test_kernels_equal_torch(dtype, shape):
     slots = [int(t[p // PAGE_TOKENS]) * PAGE_TOKENS + p % PAGE_TOKENS for t, p in places]
     batch = AttentionBatch(
         rows=2,
+        kept=2,
         positions=torch.tensor([p for _, p in places]),
         slots=torch.tensor(slots),
         page_table=tables.contiguous(),
@@ -81,7 +82,7 @@ def test_two_threads_give_what_one_gives():
     table = torch.arange(PAGES, dtype=torch.int32).repeat(8, 1)
     lengths = torch.full((8,), PAGES * PAGE_TOKENS, dtype=torch.int32)
     empty = torch.zeros(0, dtype=torch.int64)
-    batch = AttentionBatch(8, empty, empty, table, lengths, ())
+    batch = AttentionBatch(8, 8, empty, empty, table, lengths, ())
     qkv = torch.randn(8, 16 * 64)
     before = torch.get_num_threads()
     outs = []

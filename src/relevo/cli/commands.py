@@ -26,6 +26,7 @@ def run(options: argparse.Namespace) -> int:
         "demo": _demo,
         "bench handoff": _bench_handoff,
         "bench interference": _bench_interference,
+        "bench footprint": _bench_footprint,
     }
     return commands[name](options)
 
@@ -163,3 +164,9 @@ def _bench_interference(options: argparse.Namespace) -> int:
     from relevo.bench.interference import run_interference
 
     return run_interference(resolve_model(options.model), options.repeats, as_json=options.json)
+
+
+def _bench_footprint(options: argparse.Namespace) -> int:
+    from relevo.bench.footprint import run_footprint
+
+    return run_footprint(resolve_model(options.model), options.repeats, as_json=options.json)

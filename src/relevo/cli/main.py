@@ -12,7 +12,7 @@ from relevo.errors import CallerError, ConfigError, RelevoError
 _ENGINE_OPTIONS: tuple[tuple[str, type, object, str], ...] = (
     ("--dtype", str, "bfloat16", "bfloat16, float32 or float16"),
     ("--device", str, "cpu", "cpu, or cuda for mixed workers"),
-    ("--kv-memory", int, 256, "MiB of KV pool per worker"),
+    ("--kv-memory", int, 224, "MiB of KV pool per worker"),
     ("--page-tokens", int, 16, "tokens per KV page"),
     ("--step-tokens", int, 2048, "most tokens in one step; longer prompts go in chunks"),
     ("--max-running", int, 64, "most requests that a worker runs at once"),
@@ -104,6 +104,7 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     for name, text in (
         ("handoff", "what a hand-off costs, against one co-located worker"),
         ("interference", "what prefill does to streams that decode beside it"),
+        ("footprint", "time to start, memory and idle processor time of a deployment"),
     ):
         kind = kinds.add_parser(name, help=text)
         _model(kind, default="SmolLM2-135M-Instruct")

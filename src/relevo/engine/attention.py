@@ -27,9 +27,11 @@ class Segment:
 @dataclass(frozen=True)
 class AttentionBatch:
     """Where a step's tokens lie. The first `rows` are single tokens that end their context;
-    segments follow without gap. Rows of the step beyond these N tokens are padding."""
+    segments follow without gap. Rows of the step beyond these N tokens are padding. The first
+    `kept` rows (no fewer than `rows`) go through the last layer to the end."""
 
     rows: int
+    kept: int
     positions: torch.Tensor  # int64 [N]
     slots: torch.Tensor  # int64 [N], page * page_tokens + offset
     page_table: torch.Tensor  # int32 [rows, longest]

@@ -16,9 +16,14 @@ from relevo.kv.layout import PoolLayout
 
 LayerDone = Callable[[], object]
 
-# Steps of more tokens than this are padded to a multiple of it: libraries compile a kernel for
-# every new shape, which costs a millisecond and 0.7 MiB each, while a few idle rows cost nothing.
-SHAPE_STEP = 16
+
+def padded(rows: int) -> int:
+    """Steps are padded to few shapes: libraries compile a kernel for every new one, which costs a
+    millisecond and 0.7 MiB each, while a few idle rows cost nothing."""
+    if rows <= 2:
+        return rows
+    step = 4 if rows <= 16 else 16
+    return -(-rows // step) * step
 
 
 class Runner:
@@ -72,14 +77,14 @@ class Runner:
         lengths = [len(s.tokens) for s in step.decodes]
         batch = AttentionBatch(
             rows=len(step.decodes),
+            kept=min(padded(len(step.decodes)), padded(len(tokens))),
             positions=self._tensor(positions, torch.int64),
             slots=self._tensor(slots, torch.int64),
             page_table=self._tensor(table, torch.int32).view(len(table), longest),
             lengths=self._tensor(lengths, torch.int32),
             segments=tuple(segments),
         )
-        if len(tokens) > SHAPE_STEP:
-            tokens += [0] * (-len(tokens) % SHAPE_STEP)
+        tokens += [0] * (padded(len(tokens)) - len(tokens))
         return self._tensor(tokens, torch.int64), batch
 
     def _segment(self, chunk: Chunk, first_row: int) -> Segment:

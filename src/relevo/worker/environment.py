@@ -9,7 +9,7 @@ from relevo.errors import ConfigError
 
 # oneDNN and torch's wrapper of it keep a compiled kernel of about 0.7 MiB per shape, 1,024 of each
 # by default. Steps are padded to few shapes (see runner.py), so a small cache loses nothing.
-_CACHED_KERNELS = "128"
+_CACHED_KERNELS = "32"
 
 
 def prepare_process(cores: str) -> int:

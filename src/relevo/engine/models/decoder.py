@@ -56,26 +56,26 @@ class Decoder:
 
         `layer_done` is called once per layer, when its keys and values are in the pool.
         """
-        rows = batch.rows
+        kept = batch.kept
         x_TE = embedding(tokens_T, self.embedding)
         for index, layer in enumerate(self.layers):
             last = index == len(self.layers) - 1
             qkv = layer.qkv(self._normed(x_TE, layer.input_norm))
             self._norm_heads(qkv, layer)
             attention.store(index, qkv, batch)
-            if last and rows < len(x_TE):  # nothing reads what the other rows would become
-                x_TE, qkv, batch = x_TE[:rows], qkv[:rows], batch.only_rows()
-            if rows or not last:
+            if last and kept < len(x_TE):  # nothing reads what the other rows would become
+                x_TE, qkv, batch = x_TE[:kept], qkv[:kept], batch.only_rows()
+            if kept or not last:
                 mixed = layer.out(attention.attend(index, qkv, batch))
             if layer_done is not None:
                 layer_done()
-            if last and not rows:
+            if last and not kept:
                 return None
             x_TE = x_TE + mixed
             gate_up = layer.gate_up(self._normed(x_TE, layer.post_norm))
             gate, up = gate_up.chunk(2, dim=-1)
             x_TE = x_TE + layer.down(silu(gate).mul_(up))
-        return self.head(self._normed(x_TE[:rows], self.norm))
+        return self.head(self._normed(x_TE, self.norm))[: batch.rows]
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
