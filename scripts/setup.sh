@@ -15,6 +15,7 @@ fi
 stamp=.venv/relevo-setup
 wanted=$(cat pyproject.toml constraints.txt CMakeLists.txt scripts/setup.sh \
   $(find native -type f | sort) | sha256sum)$(pwd)${RELEVO_TORCH:-}
+[ -e /usr/include/rdma/fabric.h ] && wanted+=" with libfabric"
 if [ -x .venv/bin/relevo ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then exit 0; fi
 
 [ -x .venv/bin/python ] || "$python" -m venv .venv

@@ -17,20 +17,25 @@ need libfabric-dev test -e /usr/include/rdma/fabric.h
 need clang-format command -v clang-format
 [ ${#missing[@]} -eq 0 ] && exit 0
 
+# Without these two the rest still works: only the local transport is built, only `make check` fails.
+optional() { [ "$1" = libfabric-dev ] || [ "$1" = clang-format ]; }
+
+give_up() { # REASON
+  echo "setup: $1; these Debian packages are missing: ${missing[*]}" >&2
+  echo "setup: install them, then run this again" >&2
+  for package in "${missing[@]}"; do optional "$package" || exit 1; done
+  exit 0
+}
+
 sudo=
+command -v apt-get >/dev/null || give_up "no apt-get here"
 if [ "$(id -u)" != 0 ]; then
-  if ! command -v apt-get >/dev/null || ! sudo -n true 2>/dev/null; then
-    echo "setup: these Debian packages are missing: ${missing[*]}" >&2
-    echo "setup: install them, then run this again (without libfabric-dev only the local" \
-      "transport is built; without clang-format only 'make check' fails)" >&2
-    for package in "${missing[@]}"; do
-      case $package in libfabric-dev | clang-format) ;; *) exit 1 ;; esac
-    done
-    exit 0
-  fi
+  sudo -n true 2>/dev/null || give_up "neither root nor sudo without a password"
   sudo="sudo -n"
 fi
 echo "setup: installing ${missing[*]}" >&2
-$sudo apt-get update -qq
-DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends \
-  "${missing[@]}" >/dev/null
+{
+  $sudo apt-get update -qq &&
+    $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+      "${missing[@]}" >/dev/null
+} || give_up "apt-get failed"

@@ -18,6 +18,7 @@ namespace relevo {
 namespace {
 
 constexpr int64_t kMaxDim = 256;
+constexpr int64_t kMaxPageTokens = 256;
 constexpr int64_t kMaxGroup = 16;        // query heads that share a KV head
 constexpr int64_t kWorthAThread = 4096;  // context tokens x KV heads below which one thread does
 
@@ -92,7 +93,7 @@ RELEVO_INLINE void attend_head(const T* q, T* out, const int32_t* pages, int64_t
   float total[kMaxGroup][kMaxDim];
   float weight[kMaxGroup];
   float peak[kMaxGroup];
-  float score[256];
+  float score[kMaxPageTokens];
   for (int64_t g = 0; g < group; ++g) {
     for (int64_t d = 0; d < dim; ++d) query[g][d] = load(q[g * dim + d]) * scale;
     for (int64_t d = 0; d < dim; ++d) total[g][d] = 0;
@@ -170,7 +171,8 @@ void decode_body(const T* q, int64_t q_stride, T* out, const int32_t* pages, int
   };
   int64_t work = 0;
   for (int64_t row = 0; row < rows; ++row) work += lengths[row] * pool.kv_heads;
-  int64_t workers = work < kWorthAThread ? 1 : std::min<int64_t>(threads, jobs);
+  int64_t useful = std::max<int64_t>(1, work / kWorthAThread);
+  int64_t workers = std::min({useful, int64_t{threads}, jobs});
   std::vector<std::thread> helpers;
   for (int64_t w = 1; w < workers; ++w) helpers.emplace_back(run, w, workers);
   run(0, workers);

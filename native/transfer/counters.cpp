@@ -58,7 +58,7 @@ CounterTable::CounterTable(std::unique_ptr<MemoryFile> file)
   pthread_mutexattr_setrobust(&robust, PTHREAD_MUTEX_ROBUST);
   for (Gate& gate : memory_->gates) {
     pthread_mutex_init(&gate.lock, &robust);
-    gate.revoked.store(1, std::memory_order_relaxed);  // shut until a peer is let in
+    gate.admitted.store(0, std::memory_order_relaxed);
   }
   pthread_mutexattr_destroy(&robust);
 }

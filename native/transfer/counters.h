@@ -24,10 +24,12 @@ struct alignas(64) Counter {
 };
 
 // What stands between a same-host writer and our pages. The writer holds `lock` (robust) for each
-// piece that it copies and looks at `revoked` first; the owner of the pages only ever tries it.
+// piece that it copies and first looks whether its link is the one `admitted`; the owner of the
+// pages only ever tries the lock. Link ids are never used twice, so a gate can serve another link
+// once its lock has been had.
 struct alignas(64) Gate {
   pthread_mutex_t lock;
-  std::atomic<uint32_t> revoked;
+  std::atomic<uint64_t> admitted;  // link id; 0 = shut
 };
 
 // Layout of the shared control file. All-zero bytes are a valid idle counter.

@@ -41,6 +41,11 @@ struct Write {
   uint64_t token;
 };
 
+// Whether `length` bytes at `offset` lie within `size`; wraps nowhere.
+inline bool within(uint64_t offset, uint64_t length, uint64_t size) {
+  return offset <= size && length <= size - offset;
+}
+
 enum class Post {
   kTaken,   // exactly one kWriteDone or kWriteFailed follows, unless the link is closed first
   kAgain,   // not taken, nothing was sent: offer it again later

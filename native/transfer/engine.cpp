@@ -43,13 +43,19 @@ TransferEngine::TransferEngine(std::unique_ptr<Driver> driver, std::unique_ptr<M
 
 TransferEngine::~TransferEngine() { stop(); }
 
-Status TransferEngine::open() { return driver_->open(counters_, counter_fd_.get()); }
+Status TransferEngine::open() {
+  if (!event_fd_.valid() || !counter_fd_.valid() || !wake_fd_.valid()) {
+    return engine_failure("eventfd", EMFILE, "out of descriptors");
+  }
+  return driver_->open(counters_, counter_fd_.get());
+}
 
 Status TransferEngine::register_region(const Region& region) {
   return driver_->register_region(region);
 }
 
 void TransferEngine::start() {
+  address_ = driver_->address();
   thread_ = std::thread([this] { run(); });
 }
 
@@ -91,7 +97,7 @@ uint64_t TransferEngine::open_step(std::vector<Push> pushes) {
 
 void TransferEngine::bump() {
   uint64_t layer = layer_counter_.load() & 0xffff;
-  if (layer < kMaxLayers) computed_ns_[layer] = monotonic_ns();
+  if (layer < kMaxLayers) computed_ns(step_, layer).store(monotonic_ns());
   layer_counter_.fetch_add(1);
   if (watching_.load() && asleep_.load()) signal(wake_fd_);
 }
@@ -218,6 +224,10 @@ void TransferEngine::apply(EndStep& command) {
   }
 }
 
+std::atomic<uint64_t>& TransferEngine::computed_ns(uint64_t step, uint64_t layer) {
+  return computed_ns_[(step & 1) * kMaxLayers + layer % kMaxLayers];
+}
+
 uint32_t TransferEngine::layers_ready(const ActivePush& active) const {
   if (active.committed || active.push.layered.empty()) return kAllLayers;
   uint64_t value = layer_counter_.load();
@@ -256,11 +266,14 @@ bool TransferEngine::advance(uint64_t key, ActivePush& active) {
   while (active.layers_posted < ready) {
     enqueue(key, active, active.push.layered, layers[active.layers_posted]);
     active.report.layers.push_back(
-        {computed_ns_[active.layers_posted % kMaxLayers], monotonic_ns()});
+        {computed_ns(active.step, active.layers_posted).load(), monotonic_ns()});
     ++active.layers_posted;
     worked = true;
   }
-  if (active.layers_posted == layers.size() && active.outstanding == 0) {
+  // The last push waits for the earlier ones too: nothing promises that they complete in order.
+  bool complete = active.outstanding == 0;
+  if (complete && active.push.last) complete = handoffs_[active.push.handoff].outstanding == 0;
+  if (active.layers_posted == layers.size() && complete) {
     active.report.kind = TransferEvent::Kind::kPushed;
     active.report.link = active.push.link;
     active.report.handoff = active.push.handoff;
@@ -305,7 +318,9 @@ bool TransferEngine::pump(LinkId id, Link& link) {
       ++statistics_.retries;
       if (link.stalled_since_ns == 0) link.stalled_since_ns = monotonic_ns();
       if (monotonic_ns() - link.stalled_since_ns > kStallDeadlineNs) {
-        fail_link(id, engine_failure("write", ETIMEDOUT, "the provider takes no writes"));
+        Status stalled = engine_failure("write", ETIMEDOUT, "the provider takes no writes");
+        fail_link(id, stalled);
+        report({.kind = TransferEvent::Kind::kLinkDown, .link = id, .status = stalled});
       }
       return worked;
     }

@@ -70,7 +70,8 @@ class TransferEngine {
   // Before start: opens the driver, then regions. Their memory must outlive this object.
   Status open();
   Status register_region(const Region& region);
-  std::vector<std::byte> address() const { return driver_->address(); }
+  // After start.
+  const std::vector<std::byte>& address() const { return address_; }
   void start();
   // Ends the thread; links are dropped without waiting for peers. Idempotent.
   void stop();
@@ -170,6 +171,7 @@ class TransferEngine {
   void apply(OpenStep& command);
   void apply(EndStep& command);
 
+  std::atomic<uint64_t>& computed_ns(uint64_t step, uint64_t layer);
   uint32_t layers_ready(const ActivePush& active) const;
   bool push_can_advance() const;
   bool advance_pushes();
@@ -191,6 +193,7 @@ class TransferEngine {
   void send(Command command);
 
   std::unique_ptr<Driver> driver_;
+  std::vector<std::byte> address_;
   Descriptor event_fd_;
   Descriptor counter_fd_;
   Descriptor wake_fd_;
@@ -203,8 +206,9 @@ class TransferEngine {
   std::vector<TransferEvent> events_;
 
   std::atomic<uint64_t> layer_counter_{0};  // step << 16 | layers done
-  // Written by the engine loop before it bumps, read by the native thread after it has seen that.
-  std::array<uint64_t, kMaxLayers> computed_ns_{};
+  // Written by the engine loop before it bumps, read by the native thread after it has seen that;
+  // of two steps, since a step's last layers may be posted while the next one computes.
+  std::array<std::atomic<uint64_t>, 2 * kMaxLayers> computed_ns_{};
   uint64_t step_ = 0;  // engine loop's thread only
   std::atomic<bool> asleep_{false};
   std::atomic<bool> watching_{false};  // a push waits for the layer counter

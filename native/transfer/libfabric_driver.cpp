@@ -181,9 +181,9 @@ class LibfabricDriver : public Driver {
     auto source = regions_.find(write.local_region);
     auto target = endpoint.remote.find(write.remote_region);
     if (source == regions_.end() ||
-        write.local_offset + write.length > source->second.region.size ||
+        !within(write.local_offset, write.length, source->second.region.size) ||
         target == endpoint.remote.end() ||
-        write.remote_offset + write.length > target->second.size) {
+        !within(write.remote_offset, write.length, target->second.size)) {
       *status = failed("fi_writemsg", -FI_EINVAL, "a range outside its region");
       return Post::kFailed;
     }

@@ -2,8 +2,9 @@
 // the peer's counter. No thread of the target takes part.
 //
 // Fencing: each inbound link has a Gate in the target's control file. The writer holds its robust
-// lock per piece and checks `revoked` under it; the target sets `revoked` and then only tries the
-// lock. Once it has had the lock (or finds its owner dead), no byte of that peer can land any more.
+// lock per piece and checks under it that its link is admitted; the target shuts the gate and then
+// only tries the lock. Once it has had the lock (or finds its owner dead), no byte of that peer can
+// land any more.
 
 #include <pthread.h>
 #include <unistd.h>
@@ -140,9 +141,10 @@ class LocalDriver : public Driver {
 
   void close_link(LinkId link) override {
     expected_.erase(link);
+    if (closing_.contains(link)) return;  // its peer may still be inside a write
     if (auto in = inbound_.find(link); in != inbound_.end()) {
       Gate& gate = counters_->memory().gates[in->second.gate];
-      gate.revoked.store(1, std::memory_order_seq_cst);
+      gate.admitted.store(0, std::memory_order_seq_cst);
       uint32_t index = in->second.gate;
       inbound_.erase(in);
       if (!try_shut(link, index)) closing_.emplace(link, index);
@@ -153,7 +155,7 @@ class LocalDriver : public Driver {
   }
 
   void wait_fds(std::vector<int>* fds) override {
-    fds->push_back(listener_.get());
+    if (!starved_) fds->push_back(listener_.get());
     for (auto& [_, out] : outbound_) append(fds, out.socket);
     for (auto& [_, in] : inbound_) append(fds, in.socket);
     for (auto& stranger : strangers_) append(fds, stranger.socket);
@@ -165,7 +167,7 @@ class LocalDriver : public Driver {
     if (!closing_.empty()) return 1;
     bool connecting = std::any_of(outbound_.begin(), outbound_.end(),
                                   [](const auto& entry) { return !entry.second.up; });
-    return connecting || !strangers_.empty() ? 100 : -1;
+    return connecting || starved_ || !strangers_.empty() ? 100 : -1;
   }
 
  private:
@@ -176,11 +178,11 @@ class LocalDriver : public Driver {
   Status copy(Outbound& out, const Write& write) {
     const Region* source = local_region(write.local_region);
     auto target = out.regions.find(write.remote_region);
-    if (source == nullptr || write.local_offset + write.length > source->size) {
+    if (source == nullptr || !within(write.local_offset, write.length, source->size)) {
       return refused("write", EINVAL, "source range outside its region");
     }
     if (target == out.regions.end() ||
-        write.remote_offset + write.length > target->second->size()) {
+        !within(write.remote_offset, write.length, target->second->size())) {
       return refused("write", EINVAL, "destination range outside the peer's region");
     }
     std::byte* to = target->second->data() + write.remote_offset;
@@ -190,13 +192,13 @@ class LocalDriver : public Driver {
       uint64_t length = std::min<uint64_t>(kPiece, write.length - done);
       bool last = done + length == write.length;
       if (pthread_mutex_lock(&gate.lock) != 0) return refused("write", EPERM, "gate unusable");
-      bool revoked = gate.revoked.load(std::memory_order_seq_cst) != 0;
-      if (!revoked) {
+      bool admitted = gate.admitted.load(std::memory_order_seq_cst) == write.link;
+      if (admitted) {
         std::memcpy(to + done, from + done, length);
         if (last) bump(out, write.immediate);
       }
       pthread_mutex_unlock(&gate.lock);
-      if (revoked) return refused("write", EPERM, "the peer has fenced this link");
+      if (!admitted) return refused("write", EPERM, "the peer has fenced this link");
       done += length;
     }
     return {};
@@ -216,7 +218,10 @@ class LocalDriver : public Driver {
 
   void accept_strangers() {
     for (;;) {
+      errno = 0;
       Descriptor socket = accept_same_user(listener_.get());
+      // Without descriptors the listener stays readable: look again later instead of spinning.
+      starved_ = !socket.valid() && (errno == EMFILE || errno == ENFILE);
       if (!socket.valid()) return;
       strangers_.push_back({std::move(socket), monotonic_ns() + kHelloDeadlineNs});
     }
@@ -258,9 +263,13 @@ class LocalDriver : public Driver {
     std::vector<std::byte> reply(sizeof(head) + entries.size() * sizeof(RegionEntry));
     std::memcpy(reply.data(), &head, sizeof(head));
     std::memcpy(reply.data() + sizeof(head), entries.data(), entries.size() * sizeof(RegionEntry));
-    if (!send_packet(socket.get(), reply, fds).ok()) return;
+    std::atomic<uint64_t>& admitted = counters_->memory().gates[gate].admitted;
+    admitted.store(hello.link, std::memory_order_seq_cst);  // before the peer may begin
+    if (!send_packet(socket.get(), reply, fds).ok()) {
+      admitted.store(0, std::memory_order_seq_cst);
+      return;
+    }
     free_gates_.erase(gate);
-    counters_->memory().gates[gate].revoked.store(0, std::memory_order_seq_cst);
     inbound_.emplace(hello.link, Inbound{std::move(socket), gate});
     done_.push_back({DriverEvent::Kind::kLinkUp, hello.link});
   }
@@ -330,8 +339,7 @@ class LocalDriver : public Driver {
     if (result == EOWNERDEAD) pthread_mutex_consistent(&gate.lock);
     if (result == 0 || result == EOWNERDEAD) pthread_mutex_unlock(&gate.lock);
     done_.push_back({DriverEvent::Kind::kLinkClosed, link});
-    // Not put back into free_gates_: a fenced peer that lives still maps it, and `revoked` under a
-    // new owner would let it in again.
+    free_gates_.insert(index);
     return true;
   }
 
@@ -339,6 +347,7 @@ class LocalDriver : public Driver {
   int counter_fd_ = -1;
   std::string listen_name_;
   Descriptor listener_;
+  bool starved_ = false;
   std::vector<Region> regions_;
   std::set<LinkId> expected_;
   std::set<uint32_t> free_gates_;

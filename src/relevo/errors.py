@@ -44,7 +44,11 @@ class StateError(RelevoError):
 
 
 class Overloaded(StateError):
-    """No room now."""
+    """No room now. `retry_after_s` is set where waiting that long may help."""
+
+    def __init__(self, message: str, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class WorkerLost(StateError):

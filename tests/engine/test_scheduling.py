@@ -88,7 +88,7 @@ def test_a_lost_handoff_keeps_its_pages_apart_and_starts_again_on_fresh_ones():
     sequence = Sequence("r", list(range(9)), Sampling(4), remote=True)
     s.add(sequence)
     s.admit()
-    at_risk = s.kv_failed(sequence)
+    at_risk = s.kv_failed(sequence, remote=False)
     assert len(at_risk) == 4
     assert s.admit() == []
     assert sequence.phase is Phase.RUNNING

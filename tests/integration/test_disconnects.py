@@ -59,7 +59,7 @@ def resident(api):
 
 @pytest.mark.timeout(600)
 def test_five_hundred_requests_a_fifth_of_whose_clients_leave(split):
-    asyncio.run(many(split, 60))  # caches, arenas and pools have their size
+    asyncio.run(many(split, 200))  # caches, arenas and pools have their size
     split.wait_idle()
     before = resident(split)
     results = asyncio.run(many(split, REQUESTS))

@@ -16,7 +16,7 @@ SLOT = Slot(3, 7)
 def requested(table=None, handoff=1, link=9, slot=SLOT):
     table = table or DecodeTable()
     message = PrefillRequest(
-        handoff, link, f"r{handoff}", (1, 2), 0, (5, 6), slot.number, slot.generation, 1000
+        handoff, link, f"r{handoff}", (1, 2), 0, (5, 6), slot.number, slot.generation
     )
     assert table.request(message, deadline=100.0) == [Send(link, message)]
     return table
@@ -29,19 +29,19 @@ def kinds(actions):
 def test_the_usual_way():
     table = requested()
     assert table.accepted(1) == []
-    assert kinds(table.counted(SLOT, overshot=False)) == [Landed]
+    assert kinds(table.counted(SLOT, 1.0, overshot=False)) == [Landed]
     assert len(table) == 0
 
 
 def test_it_may_land_before_it_was_accepted():
     table = requested()
-    assert kinds(table.counted(SLOT, overshot=False)) == [Landed]
+    assert kinds(table.counted(SLOT, 1.0, overshot=False)) == [Landed]
     assert table.accepted(1) == []
 
 
 def test_a_count_of_another_generation_is_not_ours():
     table = requested()
-    assert table.counted(Slot(3, 6), overshot=False) == []
+    assert table.counted(Slot(3, 6), 1.0, overshot=False) == []
     assert len(table) == 1
 
 
@@ -55,7 +55,7 @@ def test_rejected_and_failed_free_at_once_because_nothing_can_come():
 def test_a_cancel_frees_only_when_acknowledged():
     table = requested()
     assert table.cancel("r1", now=1.0) == [Send(9, Cancel(1))]
-    assert table.counted(SLOT, overshot=False) == [], "too late: its request has gone"
+    assert table.counted(SLOT, 1.0, overshot=False) == [], "too late: its request has gone"
     assert kinds(table.cancel_ack(1)) == [Freed]
     assert table.cancel_ack(1) == [], "a repeated acknowledgement changes nothing"
 
@@ -105,7 +105,7 @@ def test_a_lost_link_quarantines_all_of_its_handoffs_and_no_others():
 
 def test_too_many_parts_is_a_loss_that_waits_for_its_drain():
     table = requested()
-    assert kinds(table.counted(SLOT, overshot=True)) == [Lost, Send]
+    assert kinds(table.counted(SLOT, 1.0, overshot=True)) == [Lost, Send]
     assert kinds(table.cancel_ack(1)) == [Freed]
 
 

@@ -66,6 +66,19 @@ def test_a_failed_write_stops_the_job_and_is_told_once_drained():
     assert table.failed(1, "gone") == []
 
 
+def test_a_job_that_the_host_gave_up_is_told_as_failed_once_drained():
+    table = opened()
+    assert table.abandon(1, "out of memory") == [Withdraw(1)]
+    assert table.drained(1) == [Release(1), Send(9, Failed(1, "out of memory"))]
+
+
+def test_a_cancel_of_a_job_that_was_given_up_is_acknowledged():
+    table = opened()
+    table.abandon(1, "out of memory")
+    assert table.cancel(1, 9) == []
+    assert table.drained(1) == [Release(1), Send(9, CancelAck(1))]
+
+
 def test_finishing_while_withdrawn_still_waits_for_the_drain():
     table = opened()
     table.cancel(1, 9)
@@ -75,7 +88,7 @@ def test_finishing_while_withdrawn_still_waits_for_the_drain():
 
 def test_a_lost_link_releases_only_when_it_has_closed():
     table = opened()
-    assert table.link_lost(9) == [Stop(1)]
+    assert table.link_lost(9) == [Withdraw(1)]
     assert table.drained(1) == []
     assert table.failed(1, "flushed") == []
     assert table.link_closed(9) == [Release(1)]

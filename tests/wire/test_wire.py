@@ -16,7 +16,7 @@ MESSAGES = [
     Heartbeat(7),
     Register("w", 2**63 - 1, 1, Role.DECODE, "m", 10, 16, 100, 50, 1, 2, 3),
     Generate("r", 1, (1, 2), Sampling(5, seed=2**63 - 1), (PrefillCandidate("p", "tcp://x"),)),
-    PrefillRequest(2**63 - 1, 3, "r", (1, 2, 3), 0, (9,), 4095, 255, 1000),
+    PrefillRequest(2**63 - 1, 3, "r", (1, 2, 3), 0, (9,), 4095, 255),
     Finished(1, (TimelineEvent("pushed", 5, "p", {"layers_ns": [1, 2]}),)),
 ]
 

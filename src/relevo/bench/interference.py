@@ -4,6 +4,7 @@ ways, at equal devices."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from relevo.launch.model_source import ModelSource
 
 STREAMS = 4
 STREAM_PROMPT = 64
+STREAM_TOKENS = 1900
 LONG_PROMPT = 1500
 CHUNK = 256
 WHOLE = 1 << 20
@@ -105,16 +107,18 @@ async def _streams_beside(client: Client, repeats: int) -> tuple[list[float], li
     the long prompts' TTFTs."""
     streams = [Stream(0) for _ in range(STREAMS)]
     tasks = [
-        asyncio.create_task(client.stream(random_prompt(STREAM_PROMPT, seed=50 + i), 2000, stream))
-        for i, stream in enumerate(streams)
+        asyncio.create_task(client.stream(random_prompt(STREAM_PROMPT, 50 + i), STREAM_TOKENS, s))
+        for i, s in enumerate(streams)
     ]
     try:
         while not all(len(stream.arrivals_ns) > 3 for stream in streams):
+            _check_running(tasks)
             await asyncio.sleep(0.01)
         long: list[Stream] = []
         for i in range(repeats):
             long.append(await client.stream(random_prompt(LONG_PROMPT, seed=100 + i), 1))
             await asyncio.sleep(PAUSE_S)
+            _check_running(tasks)
     finally:
         for task in tasks:
             task.cancel()
@@ -122,6 +126,14 @@ async def _streams_beside(client: Client, repeats: int) -> tuple[list[float], li
     begin, end = long[0].sent_ns, long[-1].arrivals_ns[0]
     gaps = [gap for stream in streams for gap in _gaps_between(stream, begin, end)]
     return gaps, [stream.ttft_ms for stream in long]
+
+
+def _check_running(tasks: Sequence[asyncio.Task[Stream]]) -> None:
+    """A stream that has failed, or come to its end, would make the figures those of fewer."""
+    for task in tasks:
+        if task.done():
+            task.result()
+            raise RuntimeError("a stream ended before the last long prompt; use fewer repeats")
 
 
 def _gaps_between(stream: Stream, begin_ns: int, end_ns: int) -> list[float]:

@@ -46,7 +46,8 @@ def _serve(options: argparse.Namespace) -> int:
         port=options.port,
         worker_arguments=engine_arguments(options),
     )
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background jobs ignore the latter
+        signal.signal(number, _interrupt)
     with LocalDeployment(config, _print_progress) as deployment:
         print(f"relevo: serving {config.model.name} at {deployment.url}/v1", file=sys.stderr)
         ended = deployment.watch()

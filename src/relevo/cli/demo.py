@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from relevo.cli.timeline_view import draw_timeline
+from relevo.errors import RelevoError
 from relevo.launch.cores import own_cores
 from relevo.launch.demo_model import DEMO_MODEL
 from relevo.launch.local import DeploymentConfig, LocalDeployment
@@ -93,14 +94,17 @@ def _chat(url: str, model: str, prompt: str) -> Iterator[dict[str, Any]]:
     with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
         for line in response:
             if line.startswith(b"data: {"):
-                yield json.loads(line[6:])
+                chunk = json.loads(line[6:])
+                if "error" in chunk:
+                    raise RelevoError(chunk["error"]["message"])
+                yield chunk
 
 
 def _timeline(url: str, id: str) -> dict[str, Any]:
     """Waits a moment for the prefill worker's last words."""
     deadline = time.monotonic() + 2.0
     while True:
-        with urllib.request.urlopen(f"{url}/v1/requests/{id}/timeline") as response:
+        with urllib.request.urlopen(f"{url}/v1/requests/{id}/timeline", timeout=5) as response:
             timeline: dict[str, Any] = json.load(response)
         if timeline["figures"]["bytes"] or time.monotonic() > deadline:
             return timeline

@@ -109,7 +109,14 @@ def _bench(parser: argparse.ArgumentParser) -> None:
         kind = kinds.add_parser(name, help=text)
         _model(kind, default="SmolLM2-135M-Instruct")
         kind.add_argument("--json", action="store_true", help="JSON on standard output")
-        kind.add_argument("--repeats", type=int, default=None, help="repeats per figure")
+        kind.add_argument("--repeats", type=_positive, default=None, help="repeats per figure")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
 
 
 def main() -> None:

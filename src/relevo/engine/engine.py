@@ -48,7 +48,12 @@ class EngineConfig:
             raise ConfigError("dtype", f"{self.dtype!r} is none of {', '.join(DTYPES)}")
         for key in ("threads", "page_tokens", "step_tokens", "max_running"):
             if getattr(self, key) < 1:
-                raise ConfigError(key, f"{getattr(self, key)} is below 1")
+                raise ConfigError(key.replace("_", "-"), f"{getattr(self, key)} is below 1")
+        if self.local_prefill_tokens < 0:
+            raise ConfigError("local-prefill-tokens", f"{self.local_prefill_tokens} is below 0")
+        if self.device != "cpu" and not torch.cuda.is_available():
+            raise ConfigError("device", f"{self.device!r}: this machine, or this build of torch, "
+                              "has only the CPU")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,11 +104,12 @@ class Engine:
     def warm_up(self) -> None:
         """Runs a prompt and a decode step once, so that the first request does not pay for what
         the libraries set up lazily. Leaves nothing in the pool's books."""
-        pages = self.pool.allocate(2)
+        pages = self.pool.allocate(1)
         assert pages is not None
-        sequence = Sequence("warm-up", [0] * 8, None)
+        count = min(8, self.config.page_tokens)
+        sequence = Sequence("warm-up", [0] * count, None)
         sequence.pages = pages
-        self.runner.logits(Step((), (Chunk(sequence, 0, 8),)))
+        self.runner.logits(Step((), (Chunk(sequence, 0, count),)))
         self.runner.logits(Step((sequence,), ()))
         self.pool.release(pages)
 

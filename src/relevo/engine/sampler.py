@@ -8,6 +8,7 @@ import torch
 
 from relevo.types import Sampling
 
+COLDEST = 1e-5
 _MASK = (1 << 64) - 1
 
 
@@ -20,16 +21,22 @@ def uniform(seed: int, position: int) -> float:
 
 
 def sample(logits: torch.Tensor, samplings: Rows[Sampling], positions: Rows[int]) -> list[int]:
-    """One token per row of `logits` [R, vocabulary]; `positions` are those of the new tokens."""
+    """One token per row of `logits` [R, vocabulary]; `positions` are those of the new tokens.
+    A temperature so low that it would overflow is greedy."""
     chosen: list[int] = logits.argmax(dim=-1).tolist()
     for row, (sampling, position) in enumerate(zip(samplings, positions, strict=True)):
-        if sampling.temperature > 0 and sampling.top_k != 1:
+        if sampling.temperature > COLDEST and sampling.top_k != 1:
             chosen[row] = _draw(logits[row].float(), sampling, position)
     return chosen
 
 
 def _draw(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
     """Temperature, then top-k, then top-p (the smallest set whose probability reaches p)."""
+    if not sampling.top_k and sampling.top_p == 1:  # nothing is left out: no need to sort
+        cumulative = (logits / sampling.temperature).softmax(dim=-1).cumsum(dim=-1)
+        threshold = uniform(sampling.seed, position) * float(cumulative[-1])
+        token = int(torch.searchsorted(cumulative, threshold, right=True))
+        return min(token, len(logits) - 1)
     k = min(sampling.top_k or len(logits), len(logits))
     values, tokens = torch.topk(logits / sampling.temperature, k)
     cumulative = values.softmax(dim=-1).cumsum(dim=-1)

@@ -85,12 +85,12 @@ class Scheduler:
         sequence.computed = len(sequence.tokens) - 1
         self.running.append(sequence)
 
-    def kv_failed(self, sequence: Sequence) -> list[int]:
-        """The sequence goes back to the queue and computes its prompt itself, on fresh pages.
-        Returns the pages at risk."""
+    def kv_failed(self, sequence: Sequence, *, remote: bool) -> list[int]:
+        """The sequence starts again on fresh pages, first in line; `remote`: another worker may
+        still compute its prompt. Returns the pages at risk."""
         at_risk = self.part_from_pages(sequence)
         self.awaiting_kv.remove(sequence)
-        self._restart(sequence)
+        self._restart(sequence, remote=remote)
         return at_risk
 
     def part_from_pages(self, sequence: Sequence) -> list[int]:
@@ -153,9 +153,8 @@ class Scheduler:
         sequence.hashes = page_hashes(sequence.tokens[:computable], self.page_tokens)
         shared = self.pool.match(sequence.hashes)
         wanted = pages_for(len(sequence.tokens), self.page_tokens) + sequence.generates
-        spare = len(self.running) if self.running or self.awaiting_kv else 0
         fresh = None
-        if self.pool.available >= wanted - len(shared) + spare:
+        if self.pool.available >= wanted - len(shared) + len(self.running):
             fresh = self.pool.allocate(wanted - len(shared))
         if fresh is None:
             self.pool.release(shared)
@@ -190,12 +189,12 @@ class Scheduler:
         victim = next(s for s in reversed(self.running) if s.generates)
         self.running.remove(victim)
         self.release(victim)
-        self._restart(victim)
+        self._restart(victim, remote=False)
         self.preemptions += 1
         return victim
 
-    def _restart(self, sequence: Sequence) -> None:
+    def _restart(self, sequence: Sequence, *, remote: bool) -> None:
         sequence.phase = Phase.WAITING
         sequence.computed = sequence.published = sequence.reused = 0
-        sequence.remote = False
+        sequence.remote = remote
         self.waiting.appendleft(sequence)

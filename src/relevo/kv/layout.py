@@ -94,6 +94,8 @@ def check_compatible(source: PoolLayout, destination: PoolLayout) -> None:
             a, b = getattr(ours, field), getattr(theirs, field)
             if a != b:
                 raise LayoutMismatch(f"{field}: prefill worker has {a}, decode worker {b}")
+        if len(theirs.layer_offsets) != len(theirs.layers) or theirs.heads.count < 1:
+            raise LayoutMismatch(f"the decode worker's layout contradicts itself: {theirs}")
         if ours.heads.total != theirs.heads.total:
             raise LayoutMismatch(
                 f"KV heads: prefill worker has {ours.heads.total}, "

@@ -23,8 +23,10 @@ class ModelSource:
 
 def cache_root() -> Path:
     """$RELEVO_CACHE, else the user's cache folder."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "relevo"
-    return Path(os.environ.get("RELEVO_CACHE", default))
+    own = os.environ.get("RELEVO_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "relevo"
 
 
 def resolve_model(model: str) -> ModelSource:
@@ -50,7 +52,8 @@ def _source(name: str, path: Path) -> ModelSource:
 
 def _key(path: Path) -> str:
     """Changes when the files do: path, sizes and times of modification."""
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors*"))
+    folder = [*path.glob("*.safetensors*"), *path.glob("*.json")]
+    files = [path] if path.is_file() else sorted(folder)
     parts = [str(path)]
     for file in files:
         stat = file.stat()

@@ -66,7 +66,6 @@ class DecodeSide:
         self,
         *,
         worker: str,
-        incarnation: int,
         model: str,
         layout: PoolLayout,
         transfer: TransferEngine,
@@ -76,7 +75,6 @@ class DecodeSide:
         note: Callable[[str, tuple[TimelineEvent, ...]], None],
     ) -> None:
         self._worker = worker
-        self._incarnation = incarnation
         self._model = model
         self._layout = msgspec.msgpack.encode(layout)
         self._transfer = transfer
@@ -88,7 +86,8 @@ class DecodeSide:
         self._slots = SlotPool()
         self.landings = Landings(transfer)
         self._peers: dict[str, PrefillPeer] = {}
-        self._requests: dict[int, str] = {}  # of hand-offs whose timings are still to come
+        # Request and link of hand-offs whose timings are still to come.
+        self._untold: dict[int, tuple[str, int]] = {}
         self.counters = dict.fromkeys(("landed", "lost", "cancelled", "fences", "link_failures"), 0)
 
     @property
@@ -144,13 +143,14 @@ class DecodeSide:
             case CancelAck():
                 self._do(self._table.cancel_ack(message.handoff))
             case Finished():
-                request = self._requests.pop(message.handoff, None)
-                if request is not None:
-                    self._note(request, message.events)
+                untold = self._untold.pop(message.handoff, None)
+                if untold is not None:
+                    self._note(untold[0], message.events)
 
     def landed(self, landing: Landing) -> None:
         """The host's loop has found a counter complete or broken."""
-        self._do(self._table.counted(landing.slot, overshot=landing.overshot))
+        now = time.monotonic()
+        self._do(self._table.counted(landing.slot, now, overshot=landing.overshot))
 
     def transfer_event(self, event: TransferEvent) -> None:
         if event.kind is TransferEvent.Kind.LINK_DOWN:
@@ -180,7 +180,6 @@ class DecodeSide:
                 endpoint,
                 OpenLink(
                     worker=self._worker,
-                    incarnation=self._incarnation,
                     version=PROTOCOL_VERSION,
                     model=self._model,
                     link=link,
@@ -214,9 +213,8 @@ class DecodeSide:
             pages=wanted.pages,
             slot=slot.number,
             generation=slot.generation,
-            deadline_ms=int(HANDOFF_DEADLINE_S * 1000),
         )
-        self._requests[wanted.handoff] = wanted.request
+        self._untold[wanted.handoff] = wanted.request, peer.link
         self._do(self._table.request(message, time.monotonic() + HANDOFF_DEADLINE_S))
         self._event(wanted.handoff, "handoff-requested")
 
@@ -230,6 +228,7 @@ class DecodeSide:
         self.counters["link_failures"] += 1
         del self._peers[peer.endpoint]
         self._close(peer.endpoint)
+        self._untold = {h: u for h, u in self._untold.items() if u[1] != peer.link}
         for wanted in peer.waiting:
             self._never_asked(wanted, reason)
         self._do(self._table.link_lost(peer.link, reason))
@@ -246,12 +245,12 @@ class DecodeSide:
                     self._give_back(action.handoff)
                 case Lost():
                     self.counters["lost"] += 1
-                    self._requests.pop(action.handoff.id, None)
+                    self._untold.pop(action.handoff.id, None)
                     self._host.lost(action.handoff.request, action.handoff.id, action.reason)
                 case Freed():
                     if not action.handoff.lost:
                         self.counters["cancelled"] += 1
-                    self._requests.pop(action.handoff.id, None)
+                    self._untold.pop(action.handoff.id, None)
                     self._give_back(action.handoff)
                     self._host.freed(action.handoff.id)
                 case Fence():
@@ -272,6 +271,6 @@ class DecodeSide:
         return next((p.endpoint for p in self._peers.values() if p.link == link), None)
 
     def _event(self, handoff: int, name: str) -> None:
-        request = self._requests.get(handoff)
-        if request is not None:
-            self._note(request, (TimelineEvent(name, now_ns(), self._worker),))
+        untold = self._untold.get(handoff)
+        if untold is not None:
+            self._note(untold[0], (TimelineEvent(name, now_ns(), self._worker),))

@@ -106,13 +106,6 @@ class DecodeTable:
         """Pages that no request waits for any more and that may still be written."""
         return sum(h.pages for h in self._handoffs.values() if h.lost)
 
-    def states(self) -> dict[str, int]:
-        """How many hand-offs are in each state."""
-        counts = {state.name.lower(): 0 for state in State}
-        for handoff in self._handoffs.values():
-            counts[handoff.state.name.lower()] += 1
-        return counts
-
     def request(self, message: PrefillRequest, deadline: float) -> list[Action]:
         handoff = Handoff(
             message.handoff,
@@ -142,12 +135,12 @@ class DecodeTable:
         """Sent only after everything posted has drained."""
         return self._ended(id, reason)
 
-    def counted(self, slot: Slot, *, overshot: bool) -> list[Action]:
+    def counted(self, slot: Slot, now: float, *, overshot: bool) -> list[Action]:
         handoff = self._handoffs.get(self._by_slot.get(slot, -1))
         if handoff is None or handoff.state not in _LIVE:
             return []
         if overshot:
-            return self._give_up(handoff, "more pages were written than asked for")
+            return self._give_up(handoff, "more pages were written than asked for", now)
         self._forget(handoff)
         return [Landed(handoff)]
 
@@ -169,9 +162,9 @@ class DecodeTable:
     def link_lost(self, link: int, reason: str) -> list[Action]:
         actions: list[Action] = [Fence(link, reason)]
         for handoff in self._on(link):
-            if not handoff.lost and handoff.state in _LIVE:
+            if handoff.state in _LIVE:
+                handoff.lost = True
                 actions.append(Lost(handoff, reason))
-            handoff.lost = True
             handoff.state = State.QUARANTINED
         return actions
 
@@ -204,12 +197,12 @@ class DecodeTable:
         self._forget(handoff)
         if handoff.state is State.CANCELLING:
             return [Freed(handoff)]
+        handoff.lost = True
         return [Lost(handoff, reason), Freed(handoff)]
 
-    def _give_up(self, handoff: Handoff, reason: str, now: float | None = None) -> list[Action]:
+    def _give_up(self, handoff: Handoff, reason: str, now: float) -> list[Action]:
         handoff.lost = True
-        at = handoff.deadline if now is None else now
-        return [Lost(handoff, reason), *self._cancelling(handoff, at)]
+        return [Lost(handoff, reason), *self._cancelling(handoff, now)]
 
     def _cancelling(self, handoff: Handoff, now: float) -> list[Action]:
         handoff.state = State.CANCELLING

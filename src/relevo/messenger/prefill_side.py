@@ -10,6 +10,7 @@ import msgspec
 
 from relevo.errors import LayoutMismatch
 from relevo.kv.copy_plan import copies_for
+from relevo.kv.hashes import pages_for
 from relevo.kv.layout import PoolLayout, check_compatible
 from relevo.messenger.host import PrefillHost, PrefillJob
 from relevo.messenger.prefill_table import (
@@ -22,7 +23,14 @@ from relevo.messenger.prefill_table import (
     Withdraw,
 )
 from relevo.messenger.slots import Slot
-from relevo.transfer.engine import Copy, LayerMap, TransferEngine, TransferEvent
+from relevo.transfer.engine import (
+    GENERATIONS,
+    SLOTS,
+    Copy,
+    LayerMap,
+    TransferEngine,
+    TransferEvent,
+)
 from relevo.types import TimelineEvent
 from relevo.wire.liveness import Liveness
 from relevo.wire.messages import (
@@ -49,6 +57,7 @@ class DecodePeer:
     route: Route
     worker: str
     link: int
+    pages: int  # of its pool
     liveness: Liveness
 
 
@@ -60,10 +69,11 @@ def layer_maps(source: PoolLayout, destination: PoolLayout) -> list[LayerMap]:
     check_compatible(source, destination)
     maps: list[LayerMap] = []
     for ours, theirs in zip(source.groups, destination.groups, strict=True):
-        copies = [
-            Copy(c.source_offset, c.destination_offset, c.length)
-            for c in copies_for({0: ours.heads}, 0, theirs.heads, ours.head_bytes)
-        ]
+        try:
+            plan = copies_for({0: ours.heads}, 0, theirs.heads, ours.head_bytes)
+        except ValueError as error:
+            raise LayoutMismatch(str(error)) from error
+        copies = [Copy(c.source_offset, c.destination_offset, c.length) for c in plan]
         for from_offset, to_offset in zip(ours.layer_offsets, theirs.layer_offsets, strict=True):
             maps.append(
                 LayerMap(
@@ -125,8 +135,13 @@ class PrefillSide:
             case PrefillRequest():
                 self._request(route, message)
             case Cancel():
-                link = next((p.link for p in self._peers.values() if p.route == route), 0)
-                self._do(self._table.cancel(message.handoff, link))
+                link = next((p.link for p in self._peers.values() if p.route == route), None)
+                if link is not None:
+                    self._do(self._table.cancel(message.handoff, link))
+
+    def abandon(self, handoff: int, reason: str) -> None:
+        """The host cannot compute it: its forward pass failed."""
+        self._do(self._table.abandon(handoff, reason))
 
     def transfer_event(self, event: TransferEvent) -> None:
         kind = TransferEvent.Kind
@@ -156,16 +171,16 @@ class PrefillSide:
         for peer in [p for p in self._peers.values() if p.worker == message.worker]:
             self._lose(peer.link)  # an older epoch of the same worker
         try:
-            maps = self._check(message)
+            layout, maps = self._check(message)
         except LayoutMismatch as error:
             self._send(route, Refused(str(error)))
             return
         self._peers[message.link] = DecodePeer(
-            route, message.worker, message.link, Liveness(time.monotonic())
+            route, message.worker, message.link, layout.pages, Liveness(time.monotonic())
         )
         self._transfer.connect(message.link, message.address, maps, CONNECT_TIMEOUT_S)
 
-    def _check(self, message: OpenLink) -> list[LayerMap]:
+    def _check(self, message: OpenLink) -> tuple[PoolLayout, list[LayerMap]]:
         for what, ours, theirs in (
             ("protocol version", PROTOCOL_VERSION, message.version),
             ("model", self._model, message.model),
@@ -173,8 +188,13 @@ class PrefillSide:
         ):
             if ours != theirs:
                 raise LayoutMismatch(f"{what}: prefill worker has {ours}, decode worker {theirs}")
-        layout = msgspec.msgpack.decode(message.layout, type=PoolLayout)
-        return layer_maps(self._layout, layout)
+        try:
+            layout = msgspec.msgpack.decode(message.layout, type=PoolLayout)
+        except msgspec.MsgspecError as error:
+            raise LayoutMismatch(
+                f"the decode worker's layout is not understood: {error}"
+            ) from error
+        return layout, layer_maps(self._layout, layout)
 
     def _request(self, route: Route, message: PrefillRequest) -> None:
         job = PrefillJob(
@@ -186,12 +206,26 @@ class PrefillSide:
             destination=message.pages,
             slot=Slot(message.slot, message.generation),
         )
-        refusal = self._host.refuses(job)
-        if message.link not in self._peers:
-            # No table entry: without a link there is nobody to answer but this route.
+        peer = self._peers.get(message.link)
+        if peer is None or peer.route != route:
             self._send(route, Refused("the link of this hand-off is not open"))
             return
+        refusal = self._malformed(job, peer) or self._host.refuses(job)
         self._do(self._table.request(job, refusal))
+
+    def _malformed(self, job: PrefillJob, peer: DecodePeer) -> str | None:
+        """What in a request would make us write where we must not."""
+        needed = pages_for(len(job.tokens), self._layout.groups[0].page_tokens)
+        if len(job.destination) != needed - job.first_page:
+            return (
+                f"{len(job.destination)} pages from page {job.first_page} on, "
+                f"{len(job.tokens)} tokens fill {needed}"
+            )
+        if not job.destination or max(job.destination) >= peer.pages:
+            return f"pages {job.destination}, the decode worker's pool has {peer.pages}"
+        if not (job.slot.number < SLOTS and job.slot.generation < GENERATIONS):
+            return f"{job.slot} is not one of {SLOTS} slots"
+        return None
 
     def _pushed(self, event: TransferEvent) -> None:
         if event.computed_ns:

@@ -4,6 +4,7 @@
     OPEN ──all pushed──► done (finished)
     OPEN ──a write failed, all drained──► done (failed)
     OPEN ──cancel──► WITHDRAWN ──drained──► done (acknowledged)
+    OPEN ──the host gave it up──► WITHDRAWN ──drained──► done (failed)
     OPEN, WITHDRAWN ──link lost──► CUT ──link closed──► done
 
 A cancel for an unknown id is acknowledged and remembered, so that a request that it overtook is
@@ -39,6 +40,7 @@ class State(enum.Enum):
 class Handoff:
     job: PrefillJob
     state: State = State.OPEN
+    failure: str | None = None  # why the host gave it up; told once drained
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,6 @@ class PrefillTable:
     def __len__(self) -> int:
         return len(self._handoffs)
 
-    def states(self) -> dict[str, int]:
-        counts = {state.name.lower(): 0 for state in State}
-        for handoff in self._handoffs.values():
-            counts[handoff.state.name.lower()] += 1
-        return counts
-
     def request(self, job: PrefillJob, refusal: str | None) -> list[Action]:
         """`refusal`: why the job cannot run here, if so."""
         if job.handoff in self._answers:
@@ -115,9 +111,19 @@ class PrefillTable:
             # Whatever it was, nothing of it is in flight, and now nothing ever will be.
             self._remember(id, CancelAck(id))
             return [Send(link, CancelAck(id))]
+        handoff.failure = None  # an acknowledgement says all that the asker needs
         if handoff.state is not State.OPEN:
             return []
         handoff.state = State.WITHDRAWN
+        return [Withdraw(id)]
+
+    def abandon(self, id: int, reason: str) -> list[Action]:
+        """The host cannot compute it."""
+        handoff = self._handoffs.get(id)
+        if handoff is None or handoff.state is not State.OPEN:
+            return []
+        handoff.state = State.WITHDRAWN
+        handoff.failure = reason
         return [Withdraw(id)]
 
     def pushed(self, id: int, finished: Finished) -> list[Action]:
@@ -127,13 +133,16 @@ class PrefillTable:
             return []
         if handoff.state is State.WITHDRAWN:  # `drained` follows
             return []
-        return [Send(handoff.job.link, finished), Release(self._done(id, finished))]
+        # Remembered without its timings, which are many.
+        return [Send(handoff.job.link, finished), Release(self._done(id, Finished(id, ())))]
 
     def drained(self, id: int) -> list[Action]:
         handoff = self._handoffs.get(id)
         if handoff is None or handoff.state is not State.WITHDRAWN:
             return []
-        answer = CancelAck(id)
+        answer: Message = CancelAck(id)
+        if handoff.failure is not None:
+            answer = Failed(id, handoff.failure)
         return [Release(self._done(id, answer)), Send(handoff.job.link, answer)]
 
     def failed(self, id: int, reason: str) -> list[Action]:
@@ -142,7 +151,7 @@ class PrefillTable:
         if handoff is None or handoff.state is State.CUT:
             return []
         answer: Message = Failed(id, reason)
-        if handoff.state is State.WITHDRAWN:
+        if handoff.state is State.WITHDRAWN and handoff.failure is None:
             answer = CancelAck(id)
         self._done(id, answer)
         return [Stop(id), Release(id), Send(handoff.job.link, answer)]
@@ -152,7 +161,7 @@ class PrefillTable:
         for id, handoff in self._handoffs.items():
             if handoff.job.link == link and handoff.state is not State.CUT:
                 handoff.state = State.CUT
-                actions.append(Stop(id))
+                actions.append(Withdraw(id))
         return actions
 
     def link_closed(self, link: int) -> list[Action]:

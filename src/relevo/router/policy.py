@@ -14,12 +14,14 @@ from relevo.types import Role
 
 @dataclass(frozen=True)
 class WorkerView:
-    """A worker as the policy sees it. `requests` are those dispatched to it and not ended;
-    `outstanding_tokens` prompt tokens dispatched to it and not yet computed."""
+    """A worker as the policy sees it. `requests` are those dispatched to it and not ended,
+    `waiting` those of them that had no pages when it last reported; `outstanding_tokens` prompt
+    tokens dispatched to it and not yet computed."""
 
     name: str
     role: Role
     requests: int
+    waiting: int
     outstanding_tokens: int
     credit_tokens: int
     local_prefill_tokens: int
@@ -39,15 +41,19 @@ class Choice:
     candidates: tuple[str, ...] = ()
 
 
-def choose(prompt_tokens: int, workers: Sequence[WorkerView]) -> Choice | None:
-    """None: wait until something changes."""
+def choose(
+    prompt_tokens: int, workers: Sequence[WorkerView], *, on_credit: bool = True
+) -> Choice | None:
+    """None: wait until something changes. Without `on_credit` a prefill worker is not to be
+    taken, because somebody else waits for one already."""
     prefill = [w for w in workers if w.role is Role.PREFILL]
     ready = sorted(
-        (w for w in prefill if w.has_credit(prompt_tokens)),
+        (w for w in prefill if on_credit and w.has_credit(prompt_tokens)),
         key=lambda w: (w.outstanding_tokens, w.requests, w.name),
     )
     generating = sorted(
-        (w for w in workers if w.role is not Role.PREFILL), key=lambda w: (w.requests, w.name)
+        (w for w in workers if w.role is not Role.PREFILL),
+        key=lambda w: (w.waiting > 0, w.requests, w.name),
     )
     for worker in generating:
         alone = (

@@ -30,6 +30,7 @@ class Member:
             name=self.info.worker,
             role=self.info.role,
             requests=len(self.requests),
+            waiting=self.load.waiting,
             outstanding_tokens=sum(self.prefilling.values()),
             credit_tokens=self.info.credit_tokens,
             local_prefill_tokens=self.info.local_prefill_tokens,

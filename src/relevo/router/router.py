@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter, deque
@@ -12,13 +11,11 @@ from dataclasses import dataclass, field
 
 import zmq.asyncio
 
-from relevo import errors
 from relevo.errors import InvalidRequest, Overloaded, StateError, WorkerLost
 from relevo.router.policy import choose
 from relevo.router.registry import Member, Registry
 from relevo.router.timelines import RequestTimeline, Timelines
 from relevo.types import FinishReason, Role, Sampling, TimelineEvent, now_ns
-from relevo.wire.codec import ProtocolError
 from relevo.wire.liveness import HEARTBEAT_S, Liveness
 from relevo.wire.messages import (
     PROTOCOL_VERSION,
@@ -41,7 +38,7 @@ from relevo.wire.sockets import AsyncListener
 
 log = logging.getLogger(__name__)
 
-LONGEST_QUEUE = 4096
+MOST_REQUESTS = 4096
 
 
 @dataclass(frozen=True)
@@ -77,22 +74,16 @@ class Router:
         self.counters: Counter[str] = Counter()
         self._queue: deque[Request] = deque()
         self._requests: dict[str, Request] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self.changed = asyncio.Condition()
 
-    async def start(self) -> None:
-        self._tasks = [
-            asyncio.create_task(self._receive_forever()),
-            asyncio.create_task(self._watch_workers()),
-        ]
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        self._listener.close()
-        self._context.term()
+    async def run(self) -> None:
+        """Until cancelled, or until something in here fails, which it raises."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._receive_forever())
+                group.create_task(self._watch_workers())
+        finally:
+            self._listener.close()
+            self._context.term()
 
     # ---- for the server ----
 
@@ -162,9 +153,9 @@ class Router:
                 raise InvalidRequest(
                     f"token id {token} is not in the vocabulary (0 to {vocabulary - 1})", "prompt"
                 )
-        if len(self._queue) >= LONGEST_QUEUE:
+        if len(self._requests) >= MOST_REQUESTS:
             self.counters["refused"] += 1
-            raise Overloaded(f"{LONGEST_QUEUE} requests are waiting already")
+            raise Overloaded(f"{MOST_REQUESTS} requests are under way already", retry_after_s=1)
 
     # ---- dispatch ----
 
@@ -172,17 +163,18 @@ class Router:
         """Sends what can be sent, in order: nobody overtakes a request that waits for the same
         thing."""
         blocked: list[Request] = []
+        views = self.registry.views()
         while self._queue:
             request = self._queue.popleft()
-            needs_credit = bool(blocked)
-            choice = choose(len(request.tokens), self.registry.views())
-            if choice is None or (needs_credit and choice.candidates):
+            choice = choose(len(request.tokens), views, on_credit=not blocked)
+            if choice is None:
                 blocked.append(request)
                 continue
             generates = self.registry.get(choice.generates)
             assert generates is not None
             members = [m for name in choice.candidates if (m := self.registry.get(name))]
             self._send_generate(request, generates, members)
+            views = self.registry.views()
         self._queue.extend(blocked)
 
     def _send_generate(self, request: Request, worker: Member, prefill: list[Member]) -> None:
@@ -228,15 +220,11 @@ class Router:
 
     async def _receive_forever(self) -> None:
         while True:
-            try:
-                route, message = await self._listener.receive()
-                await self._handle(route, message)
-            except ProtocolError as error:
-                log.warning("ignored: %s", error)
+            self._handle(*await self._listener.receive())
 
-    async def _handle(self, route: bytes, message: AnyMessage) -> None:
+    def _handle(self, route: bytes, message: AnyMessage) -> None:
         if isinstance(message, Register):
-            await self._register(route, message)
+            self._register(route, message)
             return
         member = self.registry.by_route(route)
         if member is None:
@@ -263,7 +251,7 @@ class Router:
             case _:
                 log.warning("%s sent %s", member.info.worker, type(message).__name__)
 
-    async def _register(self, route: bytes, message: Register) -> None:
+    def _register(self, route: bytes, message: Register) -> None:
         refusal = self._refusal(message)
         if refusal is not None:
             self._reply(route, Refused(refusal))
@@ -275,8 +263,6 @@ class Router:
         self._reply(route, Registered())
         log.info("worker %s (%s) registered", message.worker, message.role)
         self._dispatch()
-        async with self.changed:
-            self.changed.notify_all()
 
     def _refusal(self, message: Register) -> str | None:
         if message.version != PROTOCOL_VERSION:
@@ -300,8 +286,7 @@ class Router:
         if request is None or request.attempt != message.attempt:
             return
         member.requests.discard(request.id)
-        kind = getattr(errors, message.kind, StateError)
-        request.outputs.put_nowait(kind(message.reason))
+        request.outputs.put_nowait(StateError(message.reason))
         self.counters["failed"] += 1
 
     async def _watch_workers(self) -> None:
@@ -326,6 +311,10 @@ class Router:
                     WorkerLost(f"worker {member.info.worker} was lost: {why}")
                 )
         member.requests.clear()
+        if not self.ready:  # nobody is left to wait for
+            for request in self._queue:
+                request.outputs.put_nowait(WorkerLost("the last worker that generates was lost"))
+            self._queue.clear()
         self._dispatch()
 
     def _reply(self, route: bytes, message: Message) -> None:

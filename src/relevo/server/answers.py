@@ -79,8 +79,14 @@ def status_of(error: RelevoError) -> int:
     if isinstance(error, InvalidRequest):
         return 404 if error.code in ("model_not_found", "not_found") else 400
     if isinstance(error, Overloaded):
-        return 503
+        return 503 if error.retry_after_s is None else 429
     return 500
+
+
+def headers_of(error: RelevoError) -> dict[str, str]:
+    if isinstance(error, Overloaded) and error.retry_after_s is not None:
+        return {"Retry-After": str(error.retry_after_s)}
+    return {}
 
 
 def error_body(error: RelevoError) -> dict[str, Any]:

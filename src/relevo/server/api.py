@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -16,6 +17,7 @@ from relevo.server.completion import Choice, complete
 from relevo.server.merge import merge
 from relevo.server.schema import (
     DEFAULT_COMPLETION_TOKENS,
+    MOST_CHOICES,
     ChatRequest,
     Common,
     CompletionRequest,
@@ -43,7 +45,7 @@ class Api:
         if self._tokenizer.chat is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", "messages")
         text = self._tokenizer.chat.render([m.plain() for m in body.messages])
-        prompt = tuple(self._tokenizer.encode(text, special=False))
+        prompt = await self._encode(text, special=False)
         room = max(1, self._router.max_context() - len(prompt))
         name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
         limit = checked_max_tokens(getattr(body, name), name, room)
@@ -54,12 +56,31 @@ class Api:
         self._check_model(body)
         limit = checked_max_tokens(body.max_tokens, "max_tokens", DEFAULT_COMPLETION_TOKENS)
         prompts = [
-            tuple(self._tokenizer.encode(p, special=True) if isinstance(p, str) else p)
+            await self._encode(p, special=True) if isinstance(p, str) else tuple(p)
             for p in body.prompts()
         ]
         if not prompts or not all(prompts):
             raise InvalidRequest("prompt: it is empty", "prompt")
+        if len(prompts) * (body.n or 1) > MOST_CHOICES:
+            raise InvalidRequest(
+                f"prompt: {len(prompts)} prompts with n {body.n or 1} are more than "
+                f"{MOST_CHOICES} answers",
+                "prompt",
+            )
         return await self._answer(request, body, prompts, limit, chat=False)
+
+    async def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+        """Beside the event loop, which has heartbeats to answer, and not at all where the text is
+        surely too long."""
+        limit = self._router.max_context()
+        least = len(text) // self._tokenizer.longest_token
+        if least > limit:
+            raise InvalidRequest(
+                f"this deployment's context is {limit} tokens, but the prompt has at least {least}",
+                "prompt",
+                "context_length_exceeded",
+            )
+        return tuple(await asyncio.to_thread(self._tokenizer.encode, text, special=special))
 
     def _check_model(self, body: Common) -> None:
         if body.model != self._model:
@@ -93,10 +114,10 @@ class Api:
         ]
         stops = stop_strings(body)
         streams = [complete(self._router, self._tokenizer, choice, stops) for choice in choices]
-        shape = Shape(chat=chat, id=id, model=self._model, token_ids=body.return_token_ids)
+        shape = Shape(chat=chat, id=id, model=self._model, token_ids=bool(body.return_token_ids))
         prompt_tokens = sum(len(prompt) for prompt in prompts)
         if body.stream:
-            wants_usage = body.stream_options is not None and body.stream_options.include_usage
+            wants_usage = bool(body.stream_options and body.stream_options.include_usage)
             return await _stream(request, shape, streams, prompt_tokens if wants_usage else None)
         return await _whole(shape, streams, prompt_tokens)
 
@@ -158,7 +179,12 @@ async def _send(response: web.StreamResponse, data: object) -> None:
     await response.write(b"data: " + msgspec.json.encode(data) + b"\n\n")
 
 
-def json_response(body: object, status: int = 200) -> web.Response:
+def json_response(
+    body: object, status: int = 200, headers: dict[str, str] | None = None
+) -> web.Response:
     return web.Response(
-        body=msgspec.json.encode(body), status=status, content_type="application/json"
+        body=msgspec.json.encode(body),
+        status=status,
+        content_type="application/json",
+        headers=headers,
     )

@@ -12,14 +12,14 @@ from aiohttp import web
 from relevo.errors import ConfigError, InvalidRequest, RelevoError
 from relevo.router.router import Router
 from relevo.router.timelines import describe
-from relevo.server.answers import error_body, status_of
+from relevo.server.answers import error_body, headers_of, status_of
 from relevo.server.api import Api, json_response
 from relevo.server.metrics import render_metrics
 from relevo.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-LARGEST_BODY = 64 << 20
+LARGEST_BODY = 16 << 20
 
 
 def make_app(router: Router, tokenizer: Tokenizer, model: str) -> web.Application:
@@ -27,16 +27,15 @@ def make_app(router: Router, tokenizer: Tokenizer, model: str) -> web.Applicatio
     started = int(time.time())
     app = web.Application(middlewares=[_errors], client_max_size=LARGEST_BODY)
 
+    entry = {"id": model, "object": "model", "created": started, "owned_by": "relevo"}
+
     async def models(request: web.Request) -> web.Response:
-        entry = {"id": model, "object": "model", "created": started, "owned_by": "relevo"}
         return json_response({"object": "list", "data": [entry]})
 
     async def one_model(request: web.Request) -> web.Response:
         if request.match_info["model"] != model:
             raise InvalidRequest(f"model: {model!r} is served here", "model", "model_not_found")
-        return json_response(
-            {"id": model, "object": "model", "created": started, "owned_by": "relevo"}
-        )
+        return json_response(entry)
 
     async def health(request: web.Request) -> web.Response:
         workers = [
@@ -86,7 +85,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except RelevoError as error:
-        return json_response(error_body(error), status_of(error))
+        return json_response(error_body(error), status_of(error), headers_of(error))
     except web.HTTPException as error:
         wrong = InvalidRequest(f"{request.method} {request.path}: {error.reason}")
         return json_response(error_body(wrong), error.status)

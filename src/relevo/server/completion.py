@@ -27,7 +27,7 @@ async def complete(
 ) -> AsyncGenerator[Answer, None]:
     """Pieces of the answer as its tokens come, possibly without text. Ends at a stop string, and
     cancels the generation there. Raises as Router.generate does."""
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer, choice.prompt)
     matcher = StopStrings(stops)
     async with aclosing(router.generate(choice.id, choice.prompt, choice.sampling)) as generation:
         async for output in generation:

@@ -38,7 +38,7 @@ class _RouterCollector(Collector):
         labels = ["worker", "role"]
         gauges = {
             "running": "Sequences in a worker's schedule",
-            "waiting": "Sequences waiting for pages or for their KV",
+            "waiting": "Sequences waiting for pages",
             "free_pages": "KV pages free or evictable",
             "quarantined_pages": "KV pages that a lost hand-off may still write",
             "handoffs": "Hand-offs that are not done",

@@ -31,10 +31,13 @@ async def run_router(
     router = Router(control)
     app = make_app(router, load_tokenizer(model, cache), name)
     runner, bound = await listen(app, host, port)
-    await router.start()
-    try:
-        on_ready(f"http://{host}:{bound}", router.endpoint)
-        await stopping.wait()
-    finally:
-        await runner.cleanup()
-        await router.stop()
+    routing = asyncio.create_task(router.run())
+    stopped = asyncio.create_task(stopping.wait())
+    on_ready(f"http://{host}:{bound}", router.endpoint)
+    await asyncio.wait([routing, stopped], return_when=asyncio.FIRST_COMPLETED)
+    await runner.cleanup()
+    stopped.cancel()
+    if routing.done():
+        routing.result()  # a router that can no longer hear its workers must not look alive
+    routing.cancel()
+    await asyncio.gather(routing, return_exceptions=True)

@@ -11,11 +11,11 @@ from relevo.errors import InvalidRequest
 from relevo.types import Sampling
 
 DEFAULT_COMPLETION_TOKENS = 16  # the OpenAI API's default for /v1/completions
-MOST_CHOICES = 32
+MOST_CHOICES = 2048  # prompts times n
 
 
 class StreamOptions(msgspec.Struct):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class Common(msgspec.Struct):
@@ -31,8 +31,8 @@ class Common(msgspec.Struct):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
-    return_token_ids: bool = False
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
@@ -44,6 +44,8 @@ class Common(msgspec.Struct):
     presence_penalty: float | None = None
     response_format: Any = None
     tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
     suffix: Any = None
     echo: bool | None = None
     best_of: int | None = None
@@ -99,7 +101,7 @@ def parse(body: bytes, kind: type[T]) -> T:
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
     _refuse_unsupported(request)
-    if not 1 <= (request.n or 1) <= MOST_CHOICES:
+    if request.n is not None and not 1 <= request.n <= MOST_CHOICES:
         raise InvalidRequest(f"n: {request.n} is not between 1 and {MOST_CHOICES}", "n")
     return request
 
@@ -113,6 +115,8 @@ def _refuse_unsupported(request: Common) -> None:
         "presence_penalty": (None, 0),
         "response_format": (None, {"type": "text"}),
         "tools": (None, []),
+        "tool_choice": (None, "none", "auto"),
+        "functions": (None, []),
         "suffix": (None, ""),
         "echo": (None, False),
         "best_of": (None, 1),
@@ -143,6 +147,8 @@ def sampling_of(
     for name in ("temperature", "top_p", "top_k"):
         if getattr(request, name) is not None:
             values[name] = getattr(request, name)
+    if values.get("top_k") == -1:  # a common way to say "off"
+        values["top_k"] = 0
     try:
         return msgspec.convert(values, Sampling)
     except msgspec.ValidationError as error:

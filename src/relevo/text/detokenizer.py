@@ -9,20 +9,22 @@ from relevo.text.tokenizer import Tokenizer
 _CUT = "\ufffd"
 # A character is at most four bytes, so at most four tokens: more than that and it is no cut.
 _LONGEST_CHARACTER = 4
+_CONTEXT = 8
 
 
 class Detokenizer:
     """Turns a growing list of tokens into text.
 
     Text depends on neighbouring tokens, so each piece is the difference of two decodings that
-    start at the last place where the text was whole.
+    start at the last place where the text was whole. `before` are the tokens that the text goes on
+    from: they decide, for instance, whether it begins with a space.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._tokens: list[int] = []
+        self._tokens = list(before[-_CONTEXT:])
         self._context = 0  # decoding starts here
-        self._read = 0  # text of tokens before this has been handed out
+        self._read = len(self._tokens)  # text of tokens before this has been handed out
 
     def add(self, tokens: Sequence[int]) -> str:
         """The text that is certain now; empty while a character is incomplete."""

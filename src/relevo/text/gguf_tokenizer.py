@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from relevo.errors import UnsupportedModel
 
+_FORMAT = 1
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 
 # How a byte-level BPE cuts text before merging, by `tokenizer.ggml.pre`.
@@ -40,17 +41,22 @@ _SPLITS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
 }
 
 
-def convert_tokenizer(path: Path, folder: Path) -> Path:
-    """Writes `folder` unless it is there, whole or not at all, and returns it.
+def convert_tokenizer(path: Path, cache: Path) -> Path:
+    """A folder in `cache`, written whole or not at all unless it is there.
 
     Raises UnsupportedModel, naming the file and what in it is not known.
     """
+    folder = cache / f"tokenizer-v{_FORMAT}"
     if folder.exists():
         return folder
     fields = _read_fields(path)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(dir=folder.parent))
-    _build(path, fields).save(str(draft / "tokenizer.json"))
+    try:
+        backend = _build(path, fields)
+    except KeyError as error:
+        raise UnsupportedModel(f"{path}: {error.args[0]} is missing") from error
+    cache.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=cache))
+    backend.save(str(draft / "tokenizer.json"))
     settings = {
         "chat_template": fields.get("tokenizer.chat_template"),
         "bos_token": _text_of(fields, "bos"),

@@ -14,7 +14,8 @@ from relevo.text.chat import ChatTemplate
 
 
 class Tokenizer:
-    """Immutable and thread-safe. Token ids are plain ints."""
+    """Immutable and thread-safe. Token ids are plain ints; `longest_token` is in characters, so
+    that a text has no fewer tokens than its length divided by it."""
 
     def __init__(
         self,
@@ -25,6 +26,7 @@ class Tokenizer:
         self._backend = backend
         self.chat = chat
         self.end_ids = tuple(end_ids)
+        self.longest_token = max(len(text) for text in backend.get_vocab())
 
     @property
     def vocabulary(self) -> int:
@@ -48,12 +50,14 @@ def load_tokenizer(model: Path, cache: Path) -> Tokenizer:
     if model.is_file():
         from relevo.text.gguf_tokenizer import convert_tokenizer
 
-        model = convert_tokenizer(model, cache / "tokenizer")
+        model = convert_tokenizer(model, cache)
     path = model / "tokenizer.json"
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception for all of its faults
         raise UnsupportedModel(f"{path}: no readable tokenizer: {error}") from error
+    backend.no_truncation()  # some folders carry what a training script had set
+    backend.no_padding()
     settings = _read_json(model / "tokenizer_config.json")
     return Tokenizer(backend, _chat_template(model, settings), _end_ids(model, settings, backend))
 

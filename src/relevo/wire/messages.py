@@ -5,11 +5,15 @@ See docs/wire-protocol.md. The version is checked when a link is opened, not per
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from relevo.types import FinishReason, Role, Sampling, TimelineEvent
 
 PROTOCOL_VERSION = 1
+
+Id = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="t"):
@@ -35,8 +39,8 @@ class Refused(Message, frozen=True, tag="refused"):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How busy a worker is. `handoffs` are those that are not done yet, by either side's table;
-    `slots` the counter slots in use."""
+    """How busy a worker is. `waiting` sequences have no pages yet; `handoffs` are those not done,
+    by either side's table; `slots` the counter slots in use."""
 
     running: int = 0
     waiting: int = 0
@@ -89,11 +93,10 @@ class PrefillDone(Message, frozen=True, tag="prefill-done"):
 
 
 class RequestFailed(Message, frozen=True, tag="request-failed"):
-    """The request ended without an answer. `kind` is the name of a class in errors.py."""
+    """The request ended without an answer."""
 
     request: str
     attempt: int
-    kind: str
     reason: str
 
 
@@ -143,10 +146,9 @@ class OpenLink(Message, frozen=True, tag="open-link"):
     `layout` is a msgpack-encoded kv.layout.PoolLayout."""
 
     worker: str
-    incarnation: int
     version: int
     model: str
-    link: int
+    link: Id
     driver: str
     address: bytes
     layout: bytes
@@ -158,21 +160,20 @@ class PrefillRequest(Message, frozen=True, tag="prefill"):
     `tokens` are the prompt without its last token; pages before `first_page` are there already.
     `pages` are the destination pages of `first_page` and following."""
 
-    handoff: int
-    link: int
+    handoff: Id
+    link: Id
     request: str
-    tokens: tuple[int, ...]
-    first_page: int
-    pages: tuple[int, ...]
-    slot: int
-    generation: int
-    deadline_ms: int
+    tokens: tuple[Id, ...]
+    first_page: Id
+    pages: tuple[Id, ...]
+    slot: Id
+    generation: Id
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
     """Stop writing for this hand-off and say when nothing of it can land any more."""
 
-    handoff: int
+    handoff: Id
 
 
 # ---- prefill worker → decode worker ----
@@ -187,33 +188,33 @@ class LinkOpened(Message, frozen=True, tag="link-opened"):
 class Accepted(Message, frozen=True, tag="accepted"):
     """The hand-off is queued."""
 
-    handoff: int
+    handoff: Id
 
 
 class Rejected(Message, frozen=True, tag="rejected"):
     """The hand-off will never be written."""
 
-    handoff: int
+    handoff: Id
     reason: str
 
 
 class CancelAck(Message, frozen=True, tag="cancel-ack"):
     """Nothing of this hand-off is in flight, and nothing will be posted."""
 
-    handoff: int
+    handoff: Id
 
 
 class Failed(Message, frozen=True, tag="failed"):
     """The hand-off failed, and everything posted for it has drained."""
 
-    handoff: int
+    handoff: Id
     reason: str
 
 
 class Finished(Message, frozen=True, tag="finished"):
     """Every write is complete. Only timings: nothing waits for it."""
 
-    handoff: int
+    handoff: Id
     events: tuple[TimelineEvent, ...]
 
 

@@ -3,14 +3,18 @@ is dropped, and its silence is what tells."""
 
 from __future__ import annotations
 
+import logging
+import secrets
 from typing import Any
 
 import zmq
 import zmq.asyncio
 
 from relevo.errors import ConfigError
-from relevo.wire.codec import decode, encode
+from relevo.wire.codec import ProtocolError, decode, encode
 from relevo.wire.messages import AnyMessage, Message
+
+log = logging.getLogger(__name__)
 
 _HIGH_WATER = 100_000
 
@@ -21,11 +25,23 @@ def _tuned(socket: Any) -> Any:
     return socket
 
 
+def _understood(frames: list[bytes]) -> AnyMessage | None:
+    """A message is one frame. Anything else is no peer of ours, and must not hurt it."""
+    try:
+        if len(frames) != 1:
+            raise ProtocolError(f"{len(frames)} frames, a message has one")
+        return decode(frames[0])
+    except ProtocolError as error:
+        log.warning("ignored: %s", error)
+        return None
+
+
 class Listener:
     """A bound socket that many peers connect to; each is known by its route."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], bind: str, key: str) -> None:
         self.socket = _tuned(context.socket(zmq.ROUTER))
+        self.socket.router_handover = True
         try:
             self.socket.bind(bind)
         except zmq.ZMQError as error:
@@ -40,14 +56,16 @@ class Listener:
             return
 
     def receive(self) -> list[tuple[bytes, AnyMessage]]:
-        """All that has come, without waiting."""
+        """All that has come and is understood, without waiting."""
         messages: list[tuple[bytes, AnyMessage]] = []
         while True:
             try:
-                route, data = self.socket.recv_multipart(zmq.NOBLOCK)
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return messages
-            messages.append((route, decode(data)))
+            message = _understood(frames[1:])
+            if message is not None:
+                messages.append((frames[0], message))
 
     def close(self) -> None:
         self.socket.close()
@@ -59,6 +77,8 @@ class Connection:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.endpoint = endpoint
         self.socket = _tuned(context.socket(zmq.DEALER))
+        # Known by the same route after the network made it connect anew.
+        self.socket.routing_id = b"r" + secrets.token_bytes(16)
         self.socket.connect(endpoint)
 
     def send(self, message: Message) -> None:
@@ -68,13 +88,15 @@ class Connection:
             return
 
     def receive(self) -> list[AnyMessage]:
-        """All that has come, without waiting."""
+        """All that has come and is understood, without waiting."""
         messages: list[AnyMessage] = []
         while True:
             try:
-                messages.append(decode(self.socket.recv(zmq.NOBLOCK)))
+                message = _understood(self.socket.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return messages
+            if message is not None:
+                messages.append(message)
 
     def close(self) -> None:
         self.socket.close()
@@ -86,6 +108,7 @@ class AsyncListener:
     def __init__(self, context: zmq.asyncio.Context, bind: str, key: str) -> None:
         self._socket = context.socket(zmq.ROUTER)
         _tuned(self._socket)
+        self._socket.router_handover = True
         try:
             self._socket.bind(bind)
         except zmq.ZMQError as error:
@@ -97,9 +120,12 @@ class AsyncListener:
         self._socket.send_multipart([route, encode(message)], flags=zmq.NOBLOCK)
 
     async def receive(self) -> tuple[bytes, AnyMessage]:
-        """Raises ProtocolError."""
-        route, data = await self._socket.recv_multipart()
-        return route, decode(data)
+        """The next one that is understood."""
+        while True:
+            frames = await self._socket.recv_multipart()
+            message = _understood(frames[1:])
+            if message is not None:
+                return frames[0], message
 
     def close(self) -> None:
         self._socket.close()

@@ -3,7 +3,6 @@ wait for a forward pass."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -15,7 +14,6 @@ from relevo.messenger.decode_side import DecodeSide
 from relevo.messenger.prefill_side import PrefillSide
 from relevo.transfer.engine import TransferEngine
 from relevo.types import TimelineEvent
-from relevo.wire.codec import ProtocolError
 from relevo.wire.liveness import HEARTBEAT_S, Liveness
 from relevo.wire.messages import (
     Abort,
@@ -34,8 +32,6 @@ from relevo.wire.messages import (
 from relevo.wire.sockets import Connection, Listener
 from relevo.worker.embedded import EmbeddedHost
 from relevo.worker.inbox import Inbox
-
-log = logging.getLogger(__name__)
 
 
 class Control:
@@ -144,18 +140,15 @@ class Control:
     # ---- what arrives ----
 
     def _receive(self) -> None:
-        try:
-            for message in self._router.receive():
-                self._from_router(message)
-            if self._listener is not None and self._prefill is not None:
-                for route, message in self._listener.receive():
-                    self._prefill.handle(route, cast(FromDecode, message))
-            if self._decode is not None:
-                for endpoint, connection in list(self._prefill_peers.items()):
-                    for message in connection.receive():
-                        self._decode.handle(endpoint, cast(FromPrefill, message))
-        except ProtocolError as error:
-            log.warning("ignored: %s", error)
+        for message in self._router.receive():
+            self._from_router(message)
+        if self._listener is not None and self._prefill is not None:
+            for route, message in self._listener.receive():
+                self._prefill.handle(route, cast(FromDecode, message))
+        if self._decode is not None:
+            for endpoint, connection in list(self._prefill_peers.items()):
+                for message in connection.receive():
+                    self._decode.handle(endpoint, cast(FromPrefill, message))
 
     def _from_router(self, message: object) -> None:
         self._liveness.heard(time.monotonic())

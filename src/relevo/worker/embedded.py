@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from relevo.engine.engine import Engine, Generated
 from relevo.engine.scheduler import Step
 from relevo.engine.sequence import Phase, Sequence
@@ -47,10 +49,10 @@ class Reservation:
 class EmbeddedHost:
     """Implements both sides of the messenger's port.
 
-    `post(call, *arguments)` queues a call on the control thread; `to_router`,
-    `request_handoff`, `cancel_handoff`, `report_landing` and `note_prefill` are such calls. What
-    the engine loop has to say is gathered and posted by `flush`, once per step: waking the
-    control thread takes the core away, and that must not stand between a landing and its step.
+    `post(call, *arguments)` queues a call on the control thread; what else `connect` takes are
+    such calls. What the engine loop has to say is gathered and posted by `flush`, once per step:
+    waking the control thread takes the core away, and that must not stand between a landing and
+    its step.
     """
 
     def __init__(self, engine: Engine, worker: str, inbox: Inbox) -> None:
@@ -76,6 +78,7 @@ class EmbeddedHost:
         landings: Landings | None,
         report_landing: Callable[[Landing], object],
         note_prefill: Callable[[int, TimelineEvent], object],
+        abandon_prefill: Callable[[int, str], object],
     ) -> None:
         self._post_now = post
         self._to_router = to_router
@@ -86,6 +89,7 @@ class EmbeddedHost:
         if landings is not None:
             self._inbox.watch(landings.fd)
         self._note_prefill = note_prefill
+        self._abandon_prefill = abandon_prefill
 
     # ---- control thread ----
 
@@ -98,6 +102,9 @@ class EmbeddedHost:
     def refuses(self, job: PrefillJob) -> str | None:
         if len(job.tokens) > self.engine.context:
             return f"{len(job.tokens)} tokens, this worker holds {self.engine.context}"
+        vocabulary = self.engine.model_config.vocabulary
+        if max(job.tokens) >= vocabulary:
+            return f"token {max(job.tokens)}, the vocabulary has {vocabulary}"
         return None
 
     def start(self, job: PrefillJob) -> None:
@@ -185,12 +192,13 @@ class EmbeddedHost:
     def fail_step(self, step: Step, reason: str) -> None:
         """The forward pass raised: its requests fail, the loop goes on."""
         for sequence in {*step.decodes, *(c.sequence for c in step.chunks), *step.cached}:
-            if sequence in self._job_of:  # the aborted step makes its hand-off fail
+            if sequence in self._job_of:
                 self._stop(self._job_of[sequence])
+                self._post(self._abandon_prefill, self._job_of[sequence], reason)
                 continue
             message, _ = self._requests.pop(sequence.id)
             self.engine.scheduler.remove(sequence)
-            failure = RequestFailed(sequence.id, message.attempt, "StateError", reason)
+            failure = RequestFailed(sequence.id, message.attempt, reason)
             self._post(self._to_router, failure)
         self._measure()
 
@@ -276,7 +284,9 @@ class EmbeddedHost:
             return
         sequence = reservation.sequence
         message, _ = self._requests[sequence.id]
-        reservation.at_risk = self.engine.scheduler.kv_failed(sequence)
+        rest = message.candidates[1:]
+        self._requests[sequence.id] = replace(message, candidates=rest), sequence
+        reservation.at_risk = self.engine.scheduler.kv_failed(sequence, remote=bool(rest))
         event = TimelineEvent("handoff-lost", now_ns(), self._worker, {"reason": reason})
         self._note(sequence, event)
         self._post(self._to_router, PrefillDone(sequence.id, message.attempt))
@@ -336,7 +346,7 @@ class EmbeddedHost:
         self.counters["preemptions"] = scheduler.preemptions
         self.load = Load(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + len(scheduler.awaiting_kv),
+            waiting=len(scheduler.waiting),
             free_pages=self.engine.pool.available,
         )
 

@@ -90,7 +90,7 @@ class Worker:
             on_registered=on_ready,
             on_lost=self._on_lost,
         )
-        self._wire(engine, incarnation)
+        self._wire(engine)
 
     def run(self) -> None:
         """The engine loop, on this thread. SIGTERM and SIGINT end it."""
@@ -140,7 +140,7 @@ class Worker:
             endpoint=self._listener.endpoint if self._listener else "",
         )
 
-    def _wire(self, engine: Engine, incarnation: int) -> None:
+    def _wire(self, engine: Engine) -> None:
         """Gives control thread, messenger and host to each other."""
         decode: DecodeSide | None = None
         prefill: PrefillSide | None = None
@@ -148,7 +148,6 @@ class Worker:
         if self._transfer is not None and self._config.role is Role.DECODE:
             decode = DecodeSide(
                 worker=self._config.name,
-                incarnation=incarnation,
                 model=engine.fingerprint,
                 layout=engine.layout,
                 transfer=self._transfer,
@@ -175,6 +174,7 @@ class Worker:
             landings=decode.landings if decode else None,
             report_landing=decode.landed if decode else _no_messenger,
             note_prefill=prefill.note if prefill else _no_messenger,
+            abandon_prefill=prefill.abandon if prefill else _no_messenger,
         )
 
 

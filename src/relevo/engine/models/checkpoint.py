@@ -23,8 +23,6 @@ class Checkpoint(Protocol):
         """Raises UnsupportedModel, naming file and tensor, if it is not there."""
         ...
 
-    def has(self, name: str) -> bool: ...
-
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """A folder with config.json and safetensors, or a GGUF file."""
@@ -72,9 +70,6 @@ class SafetensorsCheckpoint:
             raise UnsupportedModel(f"{path}: no such file") from error
         except (safetensors.SafetensorError, OSError) as error:
             raise UnsupportedModel(f"{path}: truncated or no safetensors file: {error}") from error
-
-    def has(self, name: str) -> bool:
-        return name in self._where
 
     def tensor(self, name: str) -> torch.Tensor:
         if name not in self._where:

@@ -55,8 +55,9 @@ def config_from_hf(raw: Mapping[str, Any], where: str) -> ModelConfig:
         raise UnsupportedModel(f"{where}: architectures {names} has none of {known}")
     if raw.get("hidden_act", "silu") != "silu":
         raise UnsupportedModel(f"{where}: hidden_act {raw['hidden_act']!r}, only 'silu' is known")
-    if raw.get("mlp_bias"):
-        raise UnsupportedModel(f"{where}: mlp_bias is not supported")
+    for setting in ("mlp_bias", "attention_bias"):  # Qwen2's own q, k, v bias goes without saying
+        if raw.get(setting):
+            raise UnsupportedModel(f"{where}: {setting} is not supported")
     if raw.get("use_sliding_window"):
         raise UnsupportedModel(f"{where}: use_sliding_window is not supported")
     if raw.get("quantization_config"):
@@ -79,7 +80,7 @@ def config_from_hf(raw: Mapping[str, Any], where: str) -> ModelConfig:
             rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
             rope_scaling=_scaling(rope, where),
             tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            qkv_bias=architecture == "qwen2" or bool(raw.get("attention_bias", False)),
+            qkv_bias=architecture == "qwen2",
             qk_norm=architecture == "qwen3",
         )
     except KeyError as error:

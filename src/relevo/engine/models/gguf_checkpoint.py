@@ -75,6 +75,8 @@ class GgufCheckpoint:
 
         if field("rope.scaling.type", "none") != "none" or "rope_freqs.weight" in self._tensors:
             raise UnsupportedModel(f"{self._path}: scaled rope in GGUF files is not supported")
+        if "blk.0.attn_output.bias" in self._tensors:
+            raise UnsupportedModel(f"{self._path}: a bias of attn_output is not supported")
         heads, hidden = field("attention.head_count"), field("embedding_length")
         return ModelConfig(
             architecture=architecture,
@@ -93,9 +95,6 @@ class GgufCheckpoint:
             qkv_bias="blk.0.attn_q.bias" in self._tensors,
             qk_norm="blk.0.attn_q_norm.weight" in self._tensors,
         )
-
-    def has(self, name: str) -> bool:
-        return gguf_name(name) in self._tensors
 
     def tensor(self, name: str) -> torch.Tensor:
         found = self._tensors.get(gguf_name(name))

@@ -64,7 +64,7 @@ def _write(file: Path, source: Checkpoint, dtype: torch.dtype, progress: Progres
     fused["norm"] = source.tensor("model.norm.weight").to(dtype)
     if not config.tied_embeddings:
         fused["head"] = source.tensor("lm_head.weight").to(dtype).contiguous()
-    draft = file.with_suffix(f".{os.getpid()}")
+    draft = file.with_suffix(".draft")  # one name: a start that was cut short leaves one at most
     save_file(fused, draft, metadata={"config": msgspec.json.encode(config).decode()})
     os.replace(draft, file)
 
