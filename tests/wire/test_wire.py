@@ -2,7 +2,7 @@ import pytest
 
 from relevo.types import Role, Sampling, TimelineEvent
 from relevo.wire.codec import ProtocolError, decode, encode
-from relevo.wire.liveness import HEARTBEAT_S, SILENCE_S, Liveness
+from relevo.wire.liveness import HEARTBEAT_S, HUNG_S, SILENCE_S, Liveness
 from relevo.wire.messages import (
     Finished,
     Generate,
@@ -37,7 +37,23 @@ def test_liveness_beats_at_its_interval_and_notices_silence():
     assert link.due(0.0)
     assert not link.due(HEARTBEAT_S / 2)
     assert link.due(HEARTBEAT_S)
-    assert not link.silent(SILENCE_S)
-    assert link.silent(SILENCE_S + 0.1)
+    assert link.lost(SILENCE_S) is None
+    assert "silent" in link.lost(SILENCE_S + 0.1)
     link.heard(SILENCE_S)
-    assert not link.silent(SILENCE_S + 0.1)
+    assert link.lost(SILENCE_S + 0.1) is None
+
+
+def test_a_busy_worker_is_not_lost_but_one_that_never_ends_its_step_is():
+    link = Liveness(heard_at=0.0)
+    for second in range(0, int(HUNG_S * 3)):
+        link.heard(second)
+        link.progress(second, steps=second // 60, busy=True)
+        assert link.lost(second) is None
+    begin = HUNG_S * 3
+    for second in range(int(HUNG_S * 2)):
+        link.heard(begin + second)
+        link.progress(begin + second, steps=999, busy=True)
+        assert (link.lost(begin + second) is not None) == (second > HUNG_S)
+    link.progress(begin * 2, steps=999, busy=False)
+    link.heard(begin * 2)
+    assert link.lost(begin * 2) is None, "idle is not hung"

@@ -64,7 +64,7 @@ class Prefill:
         self.listener = Listener(context, "tcp://127.0.0.1:*", "host")
         self.side = PrefillSide(
             worker="p", model="m", layout=LAYOUT, transfer=self.transfer, host=self.host,
-            send=self.listener.send,
+            send=self.listener.send, beat=Heartbeat,
         )  # fmt: skip
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run)

@@ -22,6 +22,7 @@ class Process:
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
         self.name = name
+        self.arguments = arguments
         self._read, write = os.pipe()
         os.set_blocking(self._read, False)
         environment = os.environ | {STATUS_FD: str(write), PARENT: str(os.getpid())}

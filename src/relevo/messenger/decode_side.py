@@ -73,6 +73,7 @@ class DecodeSide:
         send: Callable[[str, Message], None],
         close: Callable[[str], None],
         note: Callable[[str, tuple[TimelineEvent, ...]], None],
+        beat: Callable[[], Heartbeat],
     ) -> None:
         self._worker = worker
         self._model = model
@@ -82,6 +83,7 @@ class DecodeSide:
         self._send = send
         self._close = close
         self._note = note
+        self._beat = beat
         self._table = DecodeTable()
         self._slots = SlotPool()
         self.landings = Landings(transfer)
@@ -128,7 +130,7 @@ class DecodeSide:
         peer.liveness.heard(time.monotonic())
         match message:
             case Heartbeat():
-                pass
+                peer.liveness.progress(time.monotonic(), message.steps, message.busy)
             case LinkOpened():
                 self._opened(peer, message.link)
             case Refused():
@@ -163,10 +165,10 @@ class DecodeSide:
         for peer in list(self._peers.values()):
             if not peer.up and now > peer.open_deadline:
                 self._drop(peer, f"no link within {LINK_DEADLINE_S:.0f} s")
-            elif peer.liveness.silent(now):
-                self._drop(peer, "the prefill worker is silent")
+            elif (reason := peer.liveness.lost(now)) is not None:
+                self._drop(peer, f"the prefill worker was given up: {reason}")
             elif peer.liveness.due(now):
-                self._send(peer.endpoint, Heartbeat())
+                self._send(peer.endpoint, self._beat())
         self._do(self._table.tick(now))
 
     def _peer(self, endpoint: str) -> PrefillPeer:

@@ -101,6 +101,7 @@ class PrefillSide:
         transfer: TransferEngine,
         host: PrefillHost,
         send: Callable[[Route, Message], None],
+        beat: Callable[[], Heartbeat],
     ) -> None:
         self._worker = worker
         self._model = model
@@ -108,6 +109,7 @@ class PrefillSide:
         self._transfer = transfer
         self._host = host
         self._send = send
+        self._beat = beat
         self._table = PrefillTable()
         self._peers: dict[int, DecodePeer] = {}  # by link
         self._events: dict[int, list[TimelineEvent]] = {}  # by hand-off
@@ -129,7 +131,7 @@ class PrefillSide:
                 peer.liveness.heard(now)
         match message:
             case Heartbeat():
-                self._send(route, Heartbeat())
+                self._send(route, self._beat())
             case OpenLink():
                 self._open_link(route, message)
             case PrefillRequest():
@@ -164,7 +166,7 @@ class PrefillSide:
 
     def tick(self, now: float) -> None:
         for peer in list(self._peers.values()):
-            if peer.liveness.silent(now):
+            if peer.liveness.lost(now) is not None:
                 self._lose(peer.link)
 
     def _open_link(self, route: Route, message: OpenLink) -> None:

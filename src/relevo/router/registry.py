@@ -21,7 +21,6 @@ class Member:
     liveness: Liveness
     load: Load = field(default_factory=Load)
     counters: dict[str, int] = field(default_factory=dict)
-    steps: int = 0
     requests: set[str] = field(default_factory=set)
     prefilling: dict[str, int] = field(default_factory=dict)
 

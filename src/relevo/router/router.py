@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
+import msgspec
 import zmq.asyncio
 
 from relevo.errors import InvalidRequest, Overloaded, StateError, WorkerLost
@@ -29,6 +30,7 @@ from relevo.wire.messages import (
     PrefillDone,
     Refused,
     Register,
+    RegisterAgain,
     Registered,
     RequestFailed,
     Timeline,
@@ -39,6 +41,8 @@ from relevo.wire.sockets import AsyncListener
 log = logging.getLogger(__name__)
 
 MOST_REQUESTS = 4096
+MOST_ATTEMPTS = 3  # a request that every worker dies of must not take all of them
+REPLACEMENT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,14 @@ class Tokens:
 
 @dataclass(eq=False)
 class Request:
-    """A request from submission to end. `outputs` holds tokens, or the error that ended it."""
+    """A request from submission to end. `outputs` holds tokens, or the error that ended it;
+    `generated` are the tokens that went through it."""
 
     id: str
+    number: int
     tokens: tuple[int, ...]
     sampling: Sampling
+    generated: list[int] = field(default_factory=list)
     attempt: int = 0
     worker: str | None = None
     prefill: str | None = None
@@ -73,6 +80,7 @@ class Router:
         self.timelines = Timelines()
         self.counters: Counter[str] = Counter()
         self._queue: deque[Request] = deque()
+        self._ready_at = time.monotonic()
         self._requests: dict[str, Request] = {}
 
     async def run(self) -> None:
@@ -118,12 +126,13 @@ class Router:
         Raises InvalidRequest, Overloaded or whatever ended the request.
         """
         self._check(tokens, sampling)
-        request = Request(id, tokens, sampling)
+        self.counters["requests"] += 1
+        request = Request(id, self.counters["requests"], tokens, sampling)
         self.timelines.open(RequestTimeline(id, len(tokens)))
         self._note(request, "received")
         self._requests[id] = request
         self._queue.append(request)
-        self.counters["requests"] += 1
+        self._note(request, "queued")
         self._dispatch()
         try:
             while True:
@@ -185,15 +194,19 @@ class Router:
         workers = {worker.info.role.value: worker.info.worker}
         if prefill:
             request.prefill = prefill[0].info.worker
-            prefill[0].prefilling[request.id] = len(request.tokens)
+            prefill[0].prefilling[request.id] = len(request.tokens) + len(request.generated)
             workers[Role.PREFILL.value] = request.prefill
         if timeline is not None:
             timeline.workers = workers
         self._note(request, "dispatched")
+        # A later attempt goes on after the tokens that the client has.
+        tokens = request.tokens + tuple(request.generated)
+        left = request.sampling.max_tokens - len(request.generated)
+        sampling = msgspec.structs.replace(request.sampling, max_tokens=left)
         candidates = tuple(PrefillCandidate(m.info.worker, m.info.endpoint) for m in prefill)
         self._listener.send(
             worker.route,
-            Generate(request.id, request.attempt, request.tokens, request.sampling, candidates),
+            Generate(request.id, request.attempt, tokens, sampling, candidates),
         )
 
     def _end(self, request: Request) -> None:
@@ -228,12 +241,12 @@ class Router:
             return
         member = self.registry.by_route(route)
         if member is None:
-            self._reply(route, Refused("not registered"))
+            self._reply(route, RegisterAgain())
             return
         member.liveness.heard(time.monotonic())
         match message:
             case Heartbeat():
-                member.steps = message.steps
+                member.liveness.progress(time.monotonic(), message.steps, message.busy)
                 self._reply(route, Heartbeat())
             case WorkerStatus():
                 member.load, member.counters = message.load, message.counters
@@ -279,6 +292,7 @@ class Router:
         if message.finish is not None:
             member.requests.discard(request.id)
             self._note(request, "done")
+        request.generated += message.tokens
         request.outputs.put_nowait(Tokens(message.tokens, message.finish))
 
     def _failed(self, member: Member, message: RequestFailed) -> None:
@@ -294,28 +308,42 @@ class Router:
             await asyncio.sleep(HEARTBEAT_S)
             now = time.monotonic()
             for member in self.registry:
-                if member.liveness.silent(now):
+                reason = member.liveness.lost(now)
+                if reason is not None:
                     self.registry.remove(member)
-                    self._lose(member, "it is silent")
+                    self._lose(member, reason)
+            self._give_up_waiting(now)
 
     def _lose(self, member: Member, why: str) -> None:
-        """Ends what ran on a lost worker. What it was only prefilling goes on at its decode
-        worker, which hears of the loss by itself."""
+        """What ran on a lost worker goes to another one, first in line, with the tokens that its
+        client has already. What the worker was only prefilling goes on at its decode worker, which
+        hears of the loss by itself."""
         log.error("worker %s is lost: %s", member.info.worker, why)
         self.counters["workers_lost"] += 1
-        for id in member.requests:
-            request = self._requests.get(id)
-            if request is not None:
-                self.counters["failed"] += 1
-                request.outputs.put_nowait(
-                    WorkerLost(f"worker {member.info.worker} was lost: {why}")
-                )
+        lost = [request for id in member.requests if (request := self._requests.get(id))]
         member.requests.clear()
-        if not self.ready:  # nobody is left to wait for
-            for request in self._queue:
-                request.outputs.put_nowait(WorkerLost("the last worker that generates was lost"))
-            self._queue.clear()
+        for request in sorted(lost, key=lambda r: r.number, reverse=True):
+            self._free_credit(request)
+            request.worker = None
+            if request.attempt >= MOST_ATTEMPTS:
+                self._fail(request, f"worker {member.info.worker} was lost: {why}")
+            else:
+                self.counters["resubmitted"] += 1
+                self._note(request, "resubmitted")
+                self._queue.appendleft(request)
         self._dispatch()
+
+    def _give_up_waiting(self, now: float) -> None:
+        """Requests wait for a lost worker to be replaced, but not for ever."""
+        if self.ready:
+            self._ready_at = now
+        elif now - self._ready_at > REPLACEMENT_S:
+            while self._queue:
+                self._fail(self._queue.popleft(), "no worker that generates is left")
+
+    def _fail(self, request: Request, why: str) -> None:
+        self.counters["failed"] += 1
+        request.outputs.put_nowait(WorkerLost(why))
 
     def _reply(self, route: bytes, message: Message) -> None:
         self._listener.send(route, message)

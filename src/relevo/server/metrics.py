@@ -16,6 +16,7 @@ _ROUTER_COUNTERS = {
     "cancelled": "Requests given up by their client, or ended by a stop string",
     "failed": "Requests that ended in an error",
     "refused": "Requests turned away because the queue was full",
+    "resubmitted": "Requests sent to another worker after theirs was lost",
     "workers_lost": "Workers that died, fell silent or were replaced",
 }
 

@@ -1,4 +1,8 @@
-"""When to send a heartbeat and when a peer counts as silent. No I/O, no clock of its own."""
+"""When to send a heartbeat, and when a peer counts as lost. No I/O, no clock of its own.
+
+Heartbeats come from a thread that never waits for a forward pass, so a busy worker is not a silent
+one. They carry step progress, so a worker that answers but computes no more is not a live one.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import msgspec
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 8.0
+HUNG_S = 120.0  # longer than any one forward pass
 
 
 class Liveness(msgspec.Struct):
@@ -13,9 +18,17 @@ class Liveness(msgspec.Struct):
 
     heard_at: float
     sent_at: float = float("-inf")
+    steps: int = -1
+    progressed_at: float = float("inf")
 
     def heard(self, now: float) -> None:
         self.heard_at = now
+
+    def progress(self, now: float, steps: int, busy: bool) -> None:
+        """What a heartbeat said: steps ended so far, and whether one is under way."""
+        if not busy or steps != self.steps:
+            self.progressed_at = now
+        self.steps = steps
 
     def due(self, now: float) -> bool:
         """True when a heartbeat should be sent now; counts it as sent."""
@@ -24,5 +37,10 @@ class Liveness(msgspec.Struct):
         self.sent_at = now
         return True
 
-    def silent(self, now: float) -> bool:
-        return now - self.heard_at > SILENCE_S
+    def lost(self, now: float) -> str | None:
+        """Why the peer counts as lost, or None."""
+        if now - self.heard_at > SILENCE_S:
+            return f"it has been silent for {SILENCE_S:.0f} s"
+        if now - self.progressed_at > HUNG_S:
+            return f"one step has taken more than {HUNG_S:.0f} s"
+        return None

@@ -24,9 +24,11 @@ class Message(msgspec.Struct, frozen=True, tag_field="t"):
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """Sent by both sides every interval. `steps` is how many engine steps the sender has ended."""
+    """Sent by both sides every interval. `steps` is how many engine steps the sender has ended,
+    `busy` whether one is under way."""
 
     steps: int = 0
+    busy: bool = False
 
 
 class Refused(Message, frozen=True, tag="refused"):
@@ -112,6 +114,11 @@ class Timeline(Message, frozen=True, tag="timeline"):
 
 class Registered(Message, frozen=True, tag="registered"):
     """The router has taken the worker in."""
+
+
+class RegisterAgain(Message, frozen=True, tag="register-again"):
+    """The router does not know the worker: it was restarted, or had given the worker up. What the
+    worker still runs is nobody's any more."""
 
 
 class PrefillCandidate(msgspec.Struct, frozen=True):
@@ -219,7 +226,7 @@ class Finished(Message, frozen=True, tag="finished"):
 
 
 FromWorker = Register | Heartbeat | WorkerStatus | Output | PrefillDone | RequestFailed | Timeline
-FromRouter = Registered | Refused | Heartbeat | Generate | Abort
+FromRouter = Registered | RegisterAgain | Refused | Heartbeat | Generate | Abort
 FromDecode = OpenLink | Heartbeat | PrefillRequest | Cancel
 FromPrefill = LinkOpened | Refused | Heartbeat | Accepted | Rejected | CancelAck | Failed | Finished
 AnyMessage = FromWorker | FromRouter | FromDecode | FromPrefill

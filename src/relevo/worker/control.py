@@ -25,6 +25,7 @@ from relevo.wire.messages import (
     Message,
     Refused,
     Register,
+    RegisterAgain,
     Registered,
     Timeline,
     WorkerStatus,
@@ -68,15 +69,18 @@ class Control:
         self._decode: DecodeSide | None = None
         self._prefill: PrefillSide | None = None
         self._stopping = False
-        self._steps: Callable[[], int] = lambda: 0
+        self._beat: Callable[[], Heartbeat] = Heartbeat
         for source in (self._router.socket, self._inbox.fd):
             self._poller.register(source, zmq.POLLIN)
 
     def attach(
-        self, steps: Callable[[], int], decode: DecodeSide | None, prefill: PrefillSide | None
+        self,
+        beat: Callable[[], Heartbeat],
+        decode: DecodeSide | None,
+        prefill: PrefillSide | None,
     ) -> None:
         """Before `run`: the messenger's sides that this worker has."""
-        self._steps = steps
+        self._beat = beat
         self._decode = decode
         self._prefill = prefill
         if self._transfer is not None:
@@ -159,15 +163,24 @@ class Control:
                 self._host.generate(message)
             case Abort():
                 self._host.abort(message.request)
+            case RegisterAgain():
+                self._register_again(time.monotonic())
             case Refused():
                 self._on_lost(f"the router refused this worker: {message.reason}")
 
+    def _register_again(self, now: float) -> None:
+        """The router was restarted, or had given this worker up. Tried for as long as it takes: the
+        socket connects anew by itself."""
+        self._liveness.heard(now)
+        self._host.abort_all()
+        self.to_router(self._register)
+
     def _tick(self, now: float) -> None:
         if self._liveness.due(now):
-            self.to_router(Heartbeat(self._steps()))
+            self.to_router(self._beat())
             self.to_router(WorkerStatus(self._load(), self._counters()))
-        if self._liveness.silent(now):
-            self._on_lost("the router is silent")
+        if self._liveness.lost(now) is not None:
+            self._register_again(now)
         if self._decode is not None:
             self._decode.tick(now)
         if self._prefill is not None:

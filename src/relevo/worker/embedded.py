@@ -99,6 +99,9 @@ class EmbeddedHost:
     def abort(self, request: str) -> None:
         self._inbox.post(self._abort, request)
 
+    def abort_all(self) -> None:
+        self._inbox.post(self._abort_all)
+
     def refuses(self, job: PrefillJob) -> str | None:
         if len(job.tokens) > self.engine.context:
             return f"{len(job.tokens)} tokens, this worker holds {self.engine.context}"
@@ -228,6 +231,10 @@ class EmbeddedHost:
         else:
             self.engine.scheduler.remove(sequence)
         self._measure()
+
+    def _abort_all(self) -> None:
+        for request in list(self._requests):
+            self._abort(request)
 
     def _hand_off(self, sequence: Sequence) -> None:
         message, _ = self._requests[sequence.id]

@@ -6,6 +6,7 @@ import logging
 
 from relevo.engine.scheduler import Step
 from relevo.transfer.engine import TransferEngine
+from relevo.wire.messages import Heartbeat
 from relevo.worker.embedded import EmbeddedHost
 from relevo.worker.inbox import Inbox
 
@@ -22,7 +23,12 @@ class EngineLoop:
         self._inbox = inbox
         self._transfer = transfer
         self._stopping = False
-        self.steps = 0
+        self._steps = 0
+        self._in_step = False
+
+    def beat(self) -> Heartbeat:
+        """From any thread."""
+        return Heartbeat(self._steps, self._in_step)
 
     def stop(self) -> None:
         self._stopping = True
@@ -39,7 +45,10 @@ class EngineLoop:
                 self._host.flush()
                 self._inbox.wait(IDLE_WAIT_S)
             else:
+                self._in_step = True
                 self._run(step)
+                self._in_step = False
+                self._steps += 1
 
     def _run(self, step: Step) -> None:
         pushes = self._host.open_step(step)
@@ -55,8 +64,6 @@ class EngineLoop:
                 transfer.end_step(commit=False)
             self._host.fail_step(step, f"the forward pass failed: {error}")
             return
-        finally:
-            self.steps += 1
         if transfer is not None:
             transfer.end_step(commit=True)
         self._host.close_step(step, generated)

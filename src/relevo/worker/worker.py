@@ -155,6 +155,7 @@ class Worker:
                 send=control.to_prefill,
                 close=control.close_prefill,
                 note=control.note,
+                beat=self._loop.beat,
             )
         elif self._transfer is not None:
             prefill = PrefillSide(
@@ -164,8 +165,9 @@ class Worker:
                 transfer=self._transfer,
                 host=self._host,
                 send=control.to_decode,
+                beat=self._loop.beat,
             )
-        control.attach(lambda: self._loop.steps, decode, prefill)
+        control.attach(self._loop.beat, decode, prefill)
         self._host.connect(
             post=control.post,
             to_router=control.to_router,
