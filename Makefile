@@ -1,5 +1,5 @@
 # `make demo` and `make test` are all that a fresh machine needs; each sets up what is missing.
-.PHONY: demo test check format test-slow setup model
+.PHONY: demo test check format test-slow sanitize setup model
 
 setup:
 	@scripts/setup.sh
@@ -15,6 +15,9 @@ test: model
 
 test-slow: model
 	.venv/bin/python -m pytest -m slow
+
+sanitize: setup
+	@scripts/sanitize.sh
 
 check: setup
 	.venv/bin/ruff check
