@@ -1,5 +1,5 @@
 # `make demo` and `make test` are all that a fresh machine needs; each sets up what is missing.
-.PHONY: demo test check format test-slow sanitize setup model
+.PHONY: demo test check format test-slow soak sanitize setup model
 
 setup:
 	@scripts/setup.sh
@@ -18,6 +18,9 @@ test-slow: model
 
 sanitize: setup
 	@scripts/sanitize.sh
+
+soak: model
+	.venv/bin/python -m pytest -m slow tests/integration/test_soak.py
 
 check: setup
 	.venv/bin/ruff check

@@ -32,8 +32,8 @@ std::unique_ptr<MemoryFile> make_memory(const std::string& name, size_t size) {
   return file;
 }
 
-std::unique_ptr<TransferEngine> make_engine(const std::string& driver_name,
-                                            const std::string& host) {
+std::unique_ptr<TransferEngine> make_engine(const std::string& driver_name, const std::string& host,
+                                            const Faults* faults) {
   std::unique_ptr<Driver> driver;
   if (driver_name == "local") {
     driver = make_local_driver();
@@ -47,6 +47,7 @@ std::unique_ptr<TransferEngine> make_engine(const std::string& driver_name,
                              "this build has no libfabric; install its headers and build again, "
                              "or use the local transport"));
   }
+  if (faults) driver = make_faulty_driver(std::move(driver), *faults);
   auto engine = std::make_unique<TransferEngine>(
       std::move(driver), make_memory("relevo-control", sizeof(CounterMemory)));
   raise_if(engine->open());
@@ -124,6 +125,10 @@ NB_MODULE(_transfer, m) {
       nb::arg("handoff"), nb::arg("link"), nb::arg("slot"), nb::arg("generation"), nb::arg("ready"),
       nb::arg("layered"), nb::arg("last"));
 
+  nb::class_<Faults>(m, "Faults")
+      .def(nb::init<uint64_t, uint64_t, double, double, double>(), nb::arg("seed"),
+           nb::arg("delay_us"), nb::arg("error"), nb::arg("stall"), nb::arg("cut"));
+
   nb::class_<CounterEvent>(m, "CounterEvent")
       .def_ro("slot", &CounterEvent::slot)
       .def_ro("generation", &CounterEvent::generation)
@@ -167,7 +172,7 @@ NB_MODULE(_transfer, m) {
       });
 
   nb::class_<TransferEngine>(m, "NativeEngine")
-      .def(nb::new_(&make_engine), nb::arg("driver"), nb::arg("host"))
+      .def(nb::new_(&make_engine), nb::arg("driver"), nb::arg("host"), nb::arg("faults").none())
       .def(
           "register_region",
           [](TransferEngine& self, RegionId id, MemoryFile& file) {

@@ -113,6 +113,18 @@ class Driver {
 
 std::unique_ptr<Driver> make_local_driver();
 
+// What a faulty driver does to writes, by probability per write; `delay_us` is the longest delay,
+// drawn evenly from 0. All zero: nothing.
+struct Faults {
+  uint64_t seed = 0;
+  uint64_t delay_us = 0;
+  double error = 0;  // the write fails and is not sent
+  double stall = 0;  // the provider takes nothing for 20 ms
+  double cut = 0;    // the link is lost
+};
+
+std::unique_ptr<Driver> make_faulty_driver(std::unique_ptr<Driver> inner, const Faults& faults);
+
 // Null where the core was built without libfabric. `provider` is "tcp"; `host` the address to
 // listen on.
 std::unique_ptr<Driver> make_libfabric_driver(const std::string& provider, const std::string& host);

@@ -131,6 +131,7 @@ def _worker(options: argparse.Namespace) -> int:
             model_name=model.name,
             transport=options.transport,
             host=options.host,
+            faults=options.faults,
             engine=EngineConfig(
                 model=model.path,
                 cache=model.cache,

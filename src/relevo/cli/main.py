@@ -20,6 +20,14 @@ _ENGINE_OPTIONS: tuple[tuple[str, type, object, str], ...] = (
 )
 
 
+def _faults(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--faults", default="", metavar="SPEC",
+        help="make writes misbehave, to rehearse failures: "
+        "seed=1,delay=2000,error=0.01,stall=0.001,cut=0.0001 (delay in µs, the rest per write)",
+    )  # fmt: skip
+
+
 def _engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     for flag, kind, default, text in _ENGINE_OPTIONS:
@@ -32,6 +40,8 @@ def engine_arguments(options: argparse.Namespace) -> tuple[str, ...]:
     for flag, *_ in _ENGINE_OPTIONS:
         value = getattr(options, flag.lstrip("-").replace("-", "_"))
         arguments += [flag, str(value)]
+    if options.faults:
+        arguments += ["--faults", options.faults]
     return tuple(arguments)
 
 
@@ -74,6 +84,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     _transport(parser)
     parser.add_argument("--host", default="127.0.0.1", help="HTTP address (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="HTTP port (default: 8000)")
+    _faults(parser)
     _engine_options(parser)
 
 
@@ -86,6 +97,7 @@ def _worker(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address that others reach this at")
     parser.add_argument("--cores", default="", help="cores to run on, such as 0,1 (default: all)")
     _transport(parser)
+    _faults(parser)
     _engine_options(parser)
 
 

@@ -16,6 +16,7 @@ from relevo.transfer._transfer import (
     SLOTS,
     Copy,
     CounterEvent,
+    Faults,
     LayerMap,
     MemoryFile,
     PagePair,
@@ -35,14 +36,17 @@ class TransferEngine:
     """Wraps the native engine of one worker. Every method may be called from any thread, `bump`,
     `open_step` and `end_step` from the engine loop's only.
 
-    Memory comes from `allocate`, before `start`; it is what peers write into and read from.
+    Memory comes from `allocate`, before `start`; it is what peers write into and read from. With
+    `faults` its writes misbehave.
     """
 
-    def __init__(self, transport: str, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, transport: str, host: str = "127.0.0.1", faults: Faults | None = None
+    ) -> None:
         if transport not in TRANSPORTS:
             raise ConfigError("transport", f"{transport!r} is none of {', '.join(TRANSPORTS)}")
         self.transport = transport
-        self._native = _transfer.NativeEngine(transport, host)
+        self._native = _transfer.NativeEngine(transport, host, faults)
         self._regions = 0
         self.bump = self._native.bump
         self.end_step = self._native.end_step

@@ -20,6 +20,7 @@ from relevo.errors import ConfigError, WorkerLost
 from relevo.messenger.decode_side import DecodeSide
 from relevo.messenger.prefill_side import PrefillSide
 from relevo.transfer.engine import TransferEngine
+from relevo.transfer.faults import parse_faults
 from relevo.types import Role
 from relevo.wire.messages import PROTOCOL_VERSION, Register
 from relevo.wire.sockets import Listener
@@ -38,7 +39,8 @@ SWITCH_INTERVAL_S = 0.0002
 @dataclass(frozen=True)
 class WorkerConfig:
     """Settings of one worker. `credit_tokens`: how many prompt tokens a prefill worker takes on
-    beyond the prompt that it is computing. `host` is the address that others reach it at."""
+    beyond the prompt that it is computing. `host` is the address that others reach it at; `faults`
+    makes its writes fail on purpose (see transfer/faults.py)."""
 
     name: str
     role: Role
@@ -48,6 +50,7 @@ class WorkerConfig:
     transport: str = "local"
     host: str = "127.0.0.1"
     credit_tokens: int = 2560
+    faults: str = ""
 
     def __post_init__(self) -> None:
         if self.role is not Role.MIXED and self.engine.device != "cpu":
@@ -65,7 +68,13 @@ class Worker:
         self._config = config
         self._lost: str | None = None
         self._transfer = (
-            None if config.role is Role.MIXED else TransferEngine(config.transport, config.host)
+            None
+            if config.role is Role.MIXED
+            else TransferEngine(
+                config.transport,
+                config.host,
+                parse_faults(config.faults) if config.faults else None,
+            )
         )
         allocate = self._transfer.allocate if self._transfer else _private_memory
         engine = Engine(config.engine, allocate, progress)

@@ -1,0 +1,120 @@
+// Wraps another driver and makes it misbehave, by seed: writes that are late (and so overtake each
+// other), that fail, that are not taken for a while, and links that are cut.
+
+#include <algorithm>
+#include <cerrno>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "clock.h"
+#include "driver.h"
+
+namespace relevo {
+namespace {
+
+constexpr uint64_t kStallNs = 20'000'000;
+
+struct Held {  // taken from the engine, not yet given to the wrapped driver
+  Write write;
+  uint64_t due_ns;
+  bool fails;
+};
+
+class FaultyDriver : public Driver {
+ public:
+  FaultyDriver(std::unique_ptr<Driver> inner, const Faults& faults)
+      : inner_(std::move(inner)), faults_(faults), random_(faults.seed) {}
+
+  std::string_view name() const override { return inner_->name(); }
+  Status open(CounterTable& counters, int counter_fd) override {
+    return inner_->open(counters, counter_fd);
+  }
+  Status register_region(const Region& region) override { return inner_->register_region(region); }
+  std::vector<std::byte> address() const override { return inner_->address(); }
+  void expect(LinkId link) override { inner_->expect(link); }
+  Status connect(LinkId link, std::span<const std::byte> address, uint64_t deadline_ns) override {
+    return inner_->connect(link, address, deadline_ns);
+  }
+
+  Post post(const Write& write, Status* status) override {
+    if (monotonic_ns() < stalled_until_ns_) return Post::kAgain;
+    if (happens(faults_.stall)) {
+      stalled_until_ns_ = monotonic_ns() + kStallNs;
+      return Post::kAgain;
+    }
+    if (happens(faults_.cut)) {
+      cut(write.link);
+      *status = Status::failure("faulty", "write", ECONNRESET, "the link was cut on purpose");
+      return Post::kFailed;
+    }
+    uint64_t delay = faults_.delay_us == 0 ? 0 : random_() % (faults_.delay_us * 1000);
+    held_.push_back({write, monotonic_ns() + delay, happens(faults_.error)});
+    return Post::kTaken;
+  }
+
+  void reap(std::vector<DriverEvent>* events) override {
+    uint64_t now = monotonic_ns();
+    std::erase_if(held_, [&](const Held& held) { return held.due_ns <= now && release(held); });
+    size_t before = events->size();
+    inner_->reap(events);
+    // A link that was cut is reported as lost already, and closed when the engine asks for it.
+    auto own = [&](const DriverEvent& event) {
+      return event.kind == DriverEvent::Kind::kLinkClosed && cut_.erase(event.link) == 1;
+    };
+    events->erase(
+        std::remove_if(events->begin() + static_cast<ptrdiff_t>(before), events->end(), own),
+        events->end());
+    events->insert(events->end(), events_.begin(), events_.end());
+    events_.clear();
+  }
+
+  void close_link(LinkId link) override {
+    std::erase_if(held_, [&](const Held& held) { return held.write.link == link; });
+    inner_->close_link(link);
+  }
+
+  void wait_fds(std::vector<int>* fds) override { inner_->wait_fds(fds); }
+  bool may_sleep() override { return events_.empty() && inner_->may_sleep(); }
+  int poll_interval_ms() const override { return held_.empty() ? inner_->poll_interval_ms() : 1; }
+
+ private:
+  bool happens(double probability) {
+    return probability > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < probability;
+  }
+
+  // True when the write is out of our hands.
+  bool release(const Held& held) {
+    Status status = Status::failure("faulty", "write", EIO, "failed on purpose");
+    Post result = held.fails ? Post::kFailed : inner_->post(held.write, &status);
+    if (result == Post::kAgain) return false;
+    if (result == Post::kFailed) {
+      events_.push_back(
+          {DriverEvent::Kind::kWriteFailed, held.write.link, held.write.token, 0, status});
+    }
+    return true;
+  }
+
+  void cut(LinkId link) {
+    close_link(link);
+    cut_.insert(link);
+    events_.push_back({DriverEvent::Kind::kLinkDown, link, 0, 0,
+                       Status::failure("faulty", "link", ECONNRESET, "cut on purpose")});
+  }
+
+  std::unique_ptr<Driver> inner_;
+  Faults faults_;
+  std::mt19937_64 random_;
+  uint64_t stalled_until_ns_ = 0;
+  std::vector<Held> held_;
+  std::set<LinkId> cut_;
+  std::vector<DriverEvent> events_;
+};
+
+}  // namespace
+
+std::unique_ptr<Driver> make_faulty_driver(std::unique_ptr<Driver> inner, const Faults& faults) {
+  return std::make_unique<FaultyDriver>(std::move(inner), faults);
+}
+
+}  // namespace relevo
