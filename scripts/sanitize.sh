@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=build/sanitize
 mkdir -p "$out"
-sources=(native/tests/transfer_test.cpp native/transfer/{counters,engine,handshake,local_driver,memory_file,push}.cpp)
+sources=(native/tests/transfer_test.cpp native/transfer/{counters,engine,engine_writes,faulty_driver,handshake,local_driver,memory_file,push}.cpp)
 libfabric=()
 [ -e /usr/include/rdma/fabric.h ] &&
   libfabric=(-DRELEVO_LIBFABRIC native/transfer/libfabric_driver.cpp -lfabric)

@@ -33,11 +33,18 @@ void check(bool condition, const char* what, int line) {
 }
 #define CHECK(condition) check(condition, #condition, __LINE__)
 
-std::unique_ptr<Driver> make_driver([[maybe_unused]] const std::string& name) {
+std::unique_ptr<Driver> make_sound_driver([[maybe_unused]] const std::string& name) {
 #ifdef RELEVO_LIBFABRIC
   if (name == "tcp") return make_libfabric_driver("tcp", "127.0.0.1");
 #endif
   return make_local_driver();
+}
+
+// "faulty" is the local driver with late, failing and stalled writes.
+std::unique_ptr<Driver> make_driver(const std::string& name) {
+  if (name != "faulty") return make_sound_driver(name);
+  return make_faulty_driver(make_sound_driver("local"),
+                            {.seed = 7, .delay_us = 300, .error = 0.001, .stall = 0.01});
 }
 
 struct Side {
@@ -206,5 +213,8 @@ int main() {
     }
   }
   std::printf("%d passed, 0 failed\n", count);
+  withdrawn_while_pushed("faulty");
+  closed_while_written("faulty");
+  stopped_in_the_middle("faulty");
   return 0;
 }

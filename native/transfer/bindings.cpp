@@ -7,10 +7,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
-#include <unistd.h>
 
 #include "clock.h"
 #include "engine.h"
+#include "eventfd.h"
 
 namespace nb = nanobind;
 using namespace relevo;
@@ -85,9 +85,11 @@ NB_MODULE(_transfer, m) {
   m.attr("GENERATIONS") = kGenerations;
   m.attr("MAX_PARTS") = kMaxParts;
 #ifdef RELEVO_LIBFABRIC
-  m.attr("HAS_LIBFABRIC") = true;
+  m.def("libfabric_version", &libfabric_version);
+  m.def("libfabric_providers", &libfabric_providers);
 #else
-  m.attr("HAS_LIBFABRIC") = false;
+  m.def("libfabric_version", [] { return std::string(); });
+  m.def("libfabric_providers", [] { return std::vector<std::string>(); });
 #endif
   m.def("monotonic_ns", &monotonic_ns);
 
@@ -191,8 +193,7 @@ NB_MODULE(_transfer, m) {
            [](TransferEngine& self, uint32_t slot) { return self.counters().counted(slot); })
       .def("poll_counters",
            [](TransferEngine& self) {
-             uint64_t value;
-             [[maybe_unused]] ssize_t n = ::read(self.counter_fd(), &value, sizeof(value));
+             clear_eventfd(self.counter_fd());
              return self.counters().poll();
            })
       .def("expect", &TransferEngine::expect)

@@ -125,6 +125,10 @@ struct Faults {
 
 std::unique_ptr<Driver> make_faulty_driver(std::unique_ptr<Driver> inner, const Faults& faults);
 
+// "major.minor", and the names of all providers on this machine; empty without libfabric.
+std::string libfabric_version();
+std::vector<std::string> libfabric_providers();
+
 // Null where the core was built without libfabric. `provider` is "tcp"; `host` the address to
 // listen on.
 std::unique_ptr<Driver> make_libfabric_driver(const std::string& provider, const std::string& host);

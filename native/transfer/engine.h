@@ -21,6 +21,11 @@
 
 namespace relevo {
 
+// A failure of the engine's own, as opposed to a provider's.
+inline Status engine_failure(const char* operation, int code, const char* detail) {
+  return Status::failure("engine", operation, code, detail);
+}
+
 struct LayerPost {
   uint64_t computed_ns;  // when the layer counter passed it
   uint64_t posted_ns;    // when its writes were queued

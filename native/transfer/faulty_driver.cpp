@@ -38,6 +38,10 @@ class FaultyDriver : public Driver {
   }
 
   Post post(const Write& write, Status* status) override {
+    if (cut_.contains(write.link)) {
+      *status = cut_status("write");
+      return Post::kFailed;
+    }
     if (monotonic_ns() < stalled_until_ns_) return Post::kAgain;
     if (happens(faults_.stall)) {
       stalled_until_ns_ = monotonic_ns() + kStallNs;
@@ -45,7 +49,7 @@ class FaultyDriver : public Driver {
     }
     if (happens(faults_.cut)) {
       cut(write.link);
-      *status = Status::failure("faulty", "write", ECONNRESET, "the link was cut on purpose");
+      *status = cut_status("write");
       return Post::kFailed;
     }
     uint64_t delay = faults_.delay_us == 0 ? 0 : random_() % (faults_.delay_us * 1000);
@@ -95,11 +99,14 @@ class FaultyDriver : public Driver {
     return true;
   }
 
+  static Status cut_status(const char* operation) {
+    return Status::failure("faulty", operation, ECONNRESET, "the link was cut on purpose");
+  }
+
   void cut(LinkId link) {
     close_link(link);
     cut_.insert(link);
-    events_.push_back({DriverEvent::Kind::kLinkDown, link, 0, 0,
-                       Status::failure("faulty", "link", ECONNRESET, "cut on purpose")});
+    events_.push_back({DriverEvent::Kind::kLinkDown, link, 0, 0, cut_status("link")});
   }
 
   std::unique_ptr<Driver> inner_;

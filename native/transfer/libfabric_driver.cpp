@@ -417,6 +417,22 @@ class LibfabricDriver : public Driver {
 
 }  // namespace
 
+std::string libfabric_version() {
+  uint32_t version = fi_version();
+  return std::to_string(FI_MAJOR(version)) + "." + std::to_string(FI_MINOR(version));
+}
+
+std::vector<std::string> libfabric_providers() {
+  std::vector<std::string> names;
+  fi_info* found = nullptr;
+  if (fi_getinfo(kAnswer, nullptr, nullptr, 0, nullptr, &found) != 0) return names;
+  Info all(found);
+  for (fi_info* info = found; info != nullptr; info = info->next) {
+    names.emplace_back(info->fabric_attr->prov_name);
+  }
+  return names;
+}
+
 std::unique_ptr<Driver> make_libfabric_driver(const std::string& provider,
                                               const std::string& host) {
   return std::make_unique<LibfabricDriver>(provider, host);

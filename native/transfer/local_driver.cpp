@@ -17,6 +17,7 @@
 
 #include "clock.h"
 #include "driver.h"
+#include "eventfd.h"
 #include "handshake.h"
 #include "memory_file.h"
 
@@ -67,12 +68,6 @@ struct Stranger {  // connected, has not said which link it is
   Descriptor socket;
   uint64_t deadline_ns;
 };
-
-void signal(int fd) {
-  uint64_t one = 1;
-  // Fails only when the eventfd is full, and then its reader is awake already.
-  [[maybe_unused]] ssize_t written = ::write(fd, &one, sizeof(one));
-}
 
 Status refused(const char* operation, int code, const std::string& detail) {
   return Status::failure("local", operation, code, detail);
@@ -206,7 +201,8 @@ class LocalDriver : public Driver {
 
   static void bump(Outbound& out, uint32_t immediate) {
     Count result = count_parts(out.memory(), Immediate::unpack(immediate));
-    if (result == Count::kReached || result == Count::kOvershot) signal(out.counter_fd.get());
+    if (result == Count::kReached || result == Count::kOvershot)
+      signal_eventfd(out.counter_fd.get());
   }
 
   const Region* local_region(RegionId id) const {

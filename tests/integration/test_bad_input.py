@@ -22,6 +22,8 @@ CASES = {
     "hot": ("/v1/completions", {"temperature": 9}, 400, "temperature: 9"),
     "top_p of none": ("/v1/completions", {"top_p": 0}, 400, "top_p: 0"),
     "too many choices": ("/v1/completions", {"n": 5000}, 400, "n: 5000"),
+    "huge top_k": ("/v1/completions", {"top_k": 2**70}, 400, "top_k"),
+    "huge stop id": ("/v1/completions", {"stop_token_ids": [2**70]}, 400, "stop_token_ids"),
     "empty stop": ("/v1/completions", {"stop": [""]}, 400, "stop"),
     "not supported": ("/v1/completions", {"logprobs": 5}, 400, "logprobs is not supported"),
     "no such path": ("/v1/embeddings", {}, 404, "/v1/embeddings"),

@@ -17,10 +17,25 @@ START_DEADLINE_S = 60
 END_DEADLINE_S = 15
 
 
+_started = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running():
+    """Also after a test that fails."""
+    yield
+    while _started:
+        serve = _started.pop()
+        if serve.popen.poll() is None:
+            serve.popen.kill()  # its children end with it
+            serve.popen.wait()
+
+
 class Serve:
     """`relevo serve` as a user runs it."""
 
     def __init__(self, *arguments, model=DEMO_MODEL):
+        _started.append(self)
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "relevo", "serve", str(model), "--port", "0", *arguments],
             stderr=subprocess.PIPE,

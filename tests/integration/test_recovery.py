@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,7 +15,7 @@ from relevo.launch.process import Process
 from .conftest import EXACT, Api, deployed, random_prompt
 
 PROMPTS = [random_prompt(n, 300 + n) for n in (40, 700, 900, 1100)]
-GENERATED = 12
+GENERATED = 40
 TRANSPORTS = ["local", "tcp"]
 
 pytestmark = pytest.mark.timeout(600)
@@ -54,6 +55,13 @@ def restart(api, name):
     api.deployment.processes.remove(old)
 
 
+def resubmitted(api):
+    with urllib.request.urlopen(f"{api.url}/metrics") as response:
+        lines = response.read().decode().splitlines()
+    name = "relevo_resubmitted_total "
+    return float(next(line for line in lines if line.startswith(name)).removeprefix(name))
+
+
 def transferring(api):
     return any(w["load"]["handoffs"] for w in api.loads().values() if w["role"] == "prefill")
 
@@ -73,6 +81,7 @@ def test_a_lost_decode_worker_s_requests_go_on_at_another(smollm, expected, tran
         os.kill(process(api, "decode-0").pid, signal.SIGKILL)
         assert work.tokens() == expected
         until(lambda: "decode-0" not in api.loads())
+        assert resubmitted(api) > 0
         api.wait_idle()
 
 
@@ -84,6 +93,7 @@ def test_a_restarted_decode_worker_takes_its_requests_up_again(smollm, expected,
         os.kill(process(api, "decode-0").pid, signal.SIGKILL)
         restart(api, "decode-0")
         assert work.tokens() == expected
+        assert resubmitted(api) > 0
         api.wait_idle()
 
 
@@ -129,8 +139,10 @@ def test_a_stopped_prefill_worker_is_fenced_and_changes_nothing_when_it_goes_on(
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_decode_worker_stopped_for_twenty_seconds(smollm, expected, transport):
-    with deployed(smollm, prefill=1, decode=2, transport=transport, arguments=EXACT) as api:
+@pytest.mark.parametrize("decode", [1, 2])
+def test_a_decode_worker_stopped_for_twenty_seconds(smollm, expected, transport, decode):
+    """Alone, it takes its own requests up again."""
+    with deployed(smollm, prefill=1, decode=decode, transport=transport, arguments=EXACT) as api:
         work = UnderWay(api)
         until(lambda: transferring(api))
         stopped = process(api, "decode-0").pid
@@ -140,6 +152,7 @@ def test_a_decode_worker_stopped_for_twenty_seconds(smollm, expected, transport)
         finally:
             os.kill(stopped, signal.SIGCONT)
         assert work.tokens() == expected
+        assert resubmitted(api) > 0
         until(registered(api, "decode-0"))
         assert UnderWay(api).tokens() == expected
         api.wait_idle()

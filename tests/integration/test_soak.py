@@ -4,6 +4,9 @@ moments: no wrong token, no leak. SOAK_HANDOFFS sets how many."""
 import asyncio
 import os
 import random
+import time
+import urllib.request
+from collections import Counter
 
 import aiohttp
 import psutil
@@ -56,6 +59,18 @@ async def run(api, expected, count):
         await asyncio.gather(*(guarded() for _ in range(count)))
 
 
+def counters(api):
+    """What workers and router have counted, summed over workers."""
+    with urllib.request.urlopen(f"{api.url}/metrics") as response:
+        lines = response.read().decode().splitlines()
+    totals = Counter()
+    for line in lines:
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            totals[name.partition("{")[0].removeprefix("relevo_worker_")] += float(value)
+    return totals
+
+
 def resources(api):
     """(descriptors, private MiB) of each process."""
     found = {}
@@ -74,9 +89,14 @@ def test_ten_thousand_handoffs_under_faults(smollm, transport):
         asyncio.run(run(api, expected, HANDOFFS // 10))
         api.wait_idle(60)
         before = resources(api)
-        asyncio.run(run(api, expected, HANDOFFS - HANDOFFS // 10))
+        while counters(api)["handoff_landed_total"] < HANDOFFS:
+            asyncio.run(run(api, expected, HANDOFFS // 4))
+            time.sleep(1.5)  # workers report with their heartbeats
         api.wait_idle(60)
         after = resources(api)
+        seen = counters(api)
+    for name in ("handoff_lost_total", "handoff_cancelled_total", "transfer_errors_total"):
+        assert seen[name] > 0, f"{name}: the faults did nothing"
     for name, (descriptors, memory) in before.items():
         assert after[name][0] <= descriptors + 8, (before, after)
         assert after[name][1] <= memory + 60, (before, after)

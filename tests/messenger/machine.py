@@ -295,7 +295,7 @@ class HandoffMachine(RuleBasedStateMachine):
             job.open = False
             self._prefill(self.prefiller.pushed(id, Finished(id, ())))
 
-    @precondition(lambda self: self.cuts_left and self._computable())
+    @precondition(lambda self: self._computable())
     @rule(data=st.data())
     def the_forward_pass_fails(self, data: st.DataObject) -> None:
         id = data.draw(st.sampled_from(self._computable()))

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 
+from relevo.cli.options import engine_arguments
 from relevo.errors import ConfigError, RelevoError
 from relevo.launch.child import StatusPipe, die_with_parent
 from relevo.launch.model_source import ModelSource, resolve_model
@@ -24,6 +25,7 @@ def run(options: argparse.Namespace) -> int:
         "worker": _worker,
         "router": _router,
         "demo": _demo,
+        "doctor": _doctor,
         "bench handoff": _bench_handoff,
         "bench interference": _bench_interference,
         "bench footprint": _bench_footprint,
@@ -32,7 +34,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from relevo.cli.main import engine_arguments
     from relevo.launch.local import DeploymentConfig, LocalDeployment
 
     split = 0 if options.mixed else 1  # --mixed alone means a co-located deployment
@@ -154,6 +155,12 @@ def _demo(options: argparse.Namespace) -> int:
     from relevo.cli.demo import run_demo
 
     return run_demo()
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from relevo.cli.doctor import run_doctor
+
+    return run_doctor(options.transport)
 
 
 def _bench_handoff(options: argparse.Namespace) -> int:

