@@ -3,16 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <thread>
-#include <vector>
 
-// One build serves every x86-64 machine: the loader picks the clone that this one can run.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define RELEVO_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define RELEVO_CLONES
-#endif
-#define RELEVO_INLINE static inline __attribute__((always_inline))
+#include "thread_pool.h"
 
 namespace relevo {
 namespace {
@@ -21,22 +13,6 @@ constexpr int64_t kMaxDim = 256;
 constexpr int64_t kMaxPageTokens = 256;
 constexpr int64_t kMaxGroup = 16;        // query heads that share a KV head
 constexpr int64_t kWorthAThread = 4096;  // context tokens x KV heads below which one thread does
-
-RELEVO_INLINE float load(float value) { return value; }
-RELEVO_INLINE float load(bfloat16 value) {
-  uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
-  float out;
-  std::memcpy(&out, &bits, sizeof(out));
-  return out;
-}
-
-RELEVO_INLINE void store(float* to, float value) { *to = value; }
-RELEVO_INLINE void store(bfloat16* to, float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  bits += 0x7fff + ((bits >> 16) & 1);  // round to nearest even
-  to->bits = static_cast<uint16_t>(bits >> 16);
-}
 
 RELEVO_INLINE float dot(const float* a, const float* b, int64_t n) {
   float sum = 0;
@@ -160,7 +136,7 @@ void decode_body(const T* q, int64_t q_stride, T* out, const int32_t* pages, int
                  const PoolLayer& pool) {
   int64_t group = heads / pool.kv_heads;
   int64_t jobs = rows * pool.kv_heads;
-  auto run = [&](int64_t worker, int64_t workers) {
+  auto run = [&](int worker, int workers) {
     for (int64_t job = worker; job < jobs; job += workers) {
       int64_t row = job / pool.kv_heads;
       int64_t head = job % pool.kv_heads;
@@ -172,11 +148,7 @@ void decode_body(const T* q, int64_t q_stride, T* out, const int32_t* pages, int
   int64_t work = 0;
   for (int64_t row = 0; row < rows; ++row) work += lengths[row] * pool.kv_heads;
   int64_t useful = std::max<int64_t>(1, work / kWorthAThread);
-  int64_t workers = std::min({useful, int64_t{threads}, jobs});
-  std::vector<std::thread> helpers;
-  for (int64_t w = 1; w < workers; ++w) helpers.emplace_back(run, w, workers);
-  run(0, workers);
-  for (std::thread& helper : helpers) helper.join();
+  ThreadPool::shared().run(static_cast<int>(std::min({useful, int64_t{threads}, jobs})), run);
 }
 
 }  // namespace

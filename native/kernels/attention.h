@@ -6,11 +6,9 @@
 
 #include <cstdint>
 
-namespace relevo {
+#include "simd.h"
 
-struct bfloat16 {
-  uint16_t bits;
-};
+namespace relevo {
 
 struct PoolLayer {
   void* base;             // of this layer

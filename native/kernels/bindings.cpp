@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include "attention.h"
+#include "linear.h"
 
 namespace nb = nanobind;
 using namespace relevo;
@@ -61,6 +62,14 @@ NB_MODULE(_kernels, m) {
                      int64_t length, const PoolLayer& pool) {
     by_type(is_bfloat16, [&]<typename T>(T) {
       gather<T>(at<T>(keys), at<T>(values), at<const int32_t>(pages), length, pool);
+    });
+  });
+
+  m.def("linear", [](bool is_bfloat16, uint64_t x, uint64_t weight, uint64_t bias, uint64_t out,
+                     int64_t rows, int64_t in, int64_t outputs, int threads) {
+    by_type(is_bfloat16, [&]<typename T>(T) {
+      linear<T>(at<const T>(x), at<const T>(weight), at<const T>(bias), at<T>(out), rows, in,
+                outputs, threads);
     });
   });
 }

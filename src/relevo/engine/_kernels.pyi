@@ -31,3 +31,15 @@ def decode_attention(
 def gather(
     is_bfloat16: bool, keys: int, values: int, pages: int, length: int, pool: PoolLayer, /
 ) -> None: ...
+def linear(
+    is_bfloat16: bool,
+    x: int,
+    weight: int,
+    bias: int,
+    out: int,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    threads: int,
+    /,
+) -> None: ...

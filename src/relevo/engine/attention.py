@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from relevo.engine import _kernels
 from relevo.engine.models.config import ModelConfig
+from relevo.engine.models.linear import bfloat16_is_native
 from relevo.kv.layout import PoolLayout
 
 
@@ -77,7 +78,7 @@ def attend_segment(
         q.view(chunk, kv_heads, group, dim).permute(1, 2, 0, 3),
         keys[:, None].expand(kv_heads, group, length, dim),
         values[:, None].expand(kv_heads, group, length, dim),
-        attn_mask=segment.mask,
+        attn_mask=None if segment.mask is None else segment.mask.to(q.dtype),
         is_causal=segment.mask is None,
     )
     return out.permute(2, 0, 1, 3).reshape(chunk, heads * dim)
@@ -111,6 +112,7 @@ class CpuAttention(_Backend):
     ) -> None:  # fmt: skip
         super().__init__(config, layout, pool, cos, sin)
         self._bf16 = pool.dtype == torch.bfloat16
+        self._wide = self._bf16 and not bfloat16_is_native()
         self._layers = [
             _kernels.PoolLayer(layer.data_ptr(), self.page_tokens, config.kv_heads, config.head_dim)
             for layer in pool
@@ -143,6 +145,8 @@ class CpuAttention(_Backend):
                 pool,
             )  # fmt: skip
             q = self._heads(qkv[segment.first : segment.last])
+            if self._wide:
+                q, keys, values = q.float(), keys.float(), values.float()
             out[segment.first : segment.last] = attend_segment(q, keys, values, segment)
         return out
 
