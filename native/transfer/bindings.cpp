@@ -69,10 +69,17 @@ nb::dict statistics(TransferEngine& engine) {
   out["parts"] = s.parts.load();
   out["bytes"] = s.bytes.load();
   out["retries"] = s.retries.load();
-  out["errors"] = s.errors.load();
   out["refused_pushes"] = s.refused_pushes.load();
   out["stale_immediates"] = memory.stale.load();
   out["overshoots"] = memory.overshot.load();
+  return out;
+}
+
+nb::list errors(TransferEngine& engine) {
+  nb::list out;
+  for (const ErrorCount& error : engine.statistics().errors()) {
+    out.append(nb::make_tuple(error.operation, error.code, error.count));
+  }
   return out;
 }
 
@@ -128,8 +135,9 @@ NB_MODULE(_transfer, m) {
       nb::arg("layered"), nb::arg("last"));
 
   nb::class_<Faults>(m, "Faults")
-      .def(nb::init<uint64_t, uint64_t, double, double, double>(), nb::arg("seed"),
-           nb::arg("delay_us"), nb::arg("error"), nb::arg("stall"), nb::arg("cut"));
+      .def(nb::init<uint64_t, uint64_t, double, double, double, double>(), nb::arg("seed"),
+           nb::arg("delay_us"), nb::arg("error"), nb::arg("stall"), nb::arg("cut"),
+           nb::arg("corrupt"));
 
   nb::class_<CounterEvent>(m, "CounterEvent")
       .def_ro("slot", &CounterEvent::slot)
@@ -211,5 +219,8 @@ NB_MODULE(_transfer, m) {
       .def("bump", &TransferEngine::bump)
       .def("end_step", &TransferEngine::end_step, nb::arg("commit"))
       .def("poll_events", &TransferEngine::poll_events)
-      .def("statistics", &statistics);
+      .def("statistics", &statistics)
+      .def_prop_ro("in_flight",
+                   [](TransferEngine& engine) { return engine.statistics().in_flight.load(); })
+      .def("errors", &errors);
 }

@@ -118,9 +118,10 @@ std::unique_ptr<Driver> make_local_driver();
 struct Faults {
   uint64_t seed = 0;
   uint64_t delay_us = 0;
-  double error = 0;  // the write fails and is not sent
-  double stall = 0;  // the provider takes nothing for 20 ms
-  double cut = 0;    // the link is lost
+  double error = 0;    // the write fails and is not sent
+  double stall = 0;    // the provider takes nothing for 20 ms
+  double cut = 0;      // the link is lost
+  double corrupt = 0;  // the write carries other bytes, and nothing tells
 };
 
 std::unique_ptr<Driver> make_faulty_driver(std::unique_ptr<Driver> inner, const Faults& faults);

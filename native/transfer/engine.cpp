@@ -15,6 +15,18 @@ Descriptor make_eventfd() { return Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBL
 
 }  // namespace
 
+void Statistics::count_error(const Status& status) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++errors_[{status.operation, status.code}];
+}
+
+std::vector<ErrorCount> Statistics::errors() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<ErrorCount> counts;
+  for (auto& [kind, count] : errors_) counts.push_back({kind.first, kind.second, count});
+  return counts;
+}
+
 TransferEngine::TransferEngine(std::unique_ptr<Driver> driver, std::unique_ptr<MemoryFile> control)
     : driver_(std::move(driver)),
       event_fd_(make_eventfd()),

@@ -56,13 +56,29 @@ struct TransferEvent {
   Status status = {};
 };
 
-struct Statistics {
+// Writes that failed of the same thing.
+struct ErrorCount {
+  std::string operation;
+  int code;
+  uint64_t count;
+};
+
+// Written by the native thread, read by any.
+class Statistics {
+ public:
   std::atomic<uint64_t> writes{0};
   std::atomic<uint64_t> parts{0};
   std::atomic<uint64_t> bytes{0};
+  std::atomic<uint64_t> in_flight{0};       // writes posted and not over
   std::atomic<uint64_t> retries{0};         // writes that the provider did not take at first
-  std::atomic<uint64_t> errors{0};          // writes that failed
   std::atomic<uint64_t> refused_pushes{0};  // pushes of hand-offs that are not open
+
+  void count_error(const Status& status);
+  std::vector<ErrorCount> errors() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::pair<std::string, int>, uint64_t> errors_;  // by operation and code
 };
 
 class TransferEngine {

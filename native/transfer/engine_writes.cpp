@@ -121,7 +121,7 @@ bool TransferEngine::pump(LinkId id, Link& link) {
     link.stalled_since_ns = 0;
     worked = true;
     if (result == Post::kFailed) {
-      ++statistics_.errors;
+      statistics_.count_error(status);
       HandoffId handoff = pending_[write.token].handoff;
       retire(write.token);
       fail_handoff(handoff, status);
@@ -132,6 +132,7 @@ bool TransferEngine::pump(LinkId id, Link& link) {
     statistics_.bytes += write.length;
     pending_[write.token].posted = true;
     ++link.in_flight;
+    ++statistics_.in_flight;
   }
   return worked;
 }
@@ -175,7 +176,7 @@ void TransferEngine::handle(const DriverEvent& event) {
       HandoffId handoff = found->second.handoff;
       retire(event.token);
       if (event.kind == Kind::kWriteFailed) {
-        ++statistics_.errors;
+        statistics_.count_error(event.status);
         fail_handoff(handoff, event.status);
       }
       settle(handoff);
@@ -193,8 +194,9 @@ void TransferEngine::handle(const DriverEvent& event) {
 void TransferEngine::retire(uint64_t token) {
   Pending pending = pending_[token];
   pending_.erase(token);
-  if (auto link = links_.find(pending.link); link != links_.end() && pending.posted) {
-    --link->second.in_flight;
+  if (pending.posted) {
+    --statistics_.in_flight;
+    if (auto link = links_.find(pending.link); link != links_.end()) --link->second.in_flight;
   }
   if (auto push = pushes_.find(pending.push_key); push != pushes_.end()) {
     --push->second.outstanding;

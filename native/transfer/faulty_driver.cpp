@@ -1,8 +1,10 @@
 // Wraps another driver and makes it misbehave, by seed: writes that are late (and so overtake each
-// other), that fail, that are not taken for a while, and links that are cut.
+// other), that fail, that carry other bytes, that are not taken for a while, and links that are
+// cut.
 
 #include <algorithm>
 #include <cerrno>
+#include <map>
 #include <random>
 #include <set>
 #include <vector>
@@ -30,7 +32,10 @@ class FaultyDriver : public Driver {
   Status open(CounterTable& counters, int counter_fd) override {
     return inner_->open(counters, counter_fd);
   }
-  Status register_region(const Region& region) override { return inner_->register_region(region); }
+  Status register_region(const Region& region) override {
+    sizes_[region.id] = region.size;
+    return inner_->register_region(region);
+  }
   std::vector<std::byte> address() const override { return inner_->address(); }
   void expect(LinkId link) override { inner_->expect(link); }
   Status connect(LinkId link, std::span<const std::byte> address, uint64_t deadline_ns) override {
@@ -54,6 +59,7 @@ class FaultyDriver : public Driver {
     }
     uint64_t delay = faults_.delay_us == 0 ? 0 : random_() % (faults_.delay_us * 1000);
     held_.push_back({write, monotonic_ns() + delay, happens(faults_.error)});
+    if (happens(faults_.corrupt)) take_other_bytes(&held_.back().write);
     return Post::kTaken;
   }
 
@@ -87,6 +93,16 @@ class FaultyDriver : public Driver {
     return probability > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < probability;
   }
 
+  // Those next to the ones that were asked for: another page's.
+  void take_other_bytes(Write* write) const {
+    bool room_after = write->local_offset + 2 * write->length <= sizes_.at(write->local_region);
+    if (room_after) {
+      write->local_offset += write->length;
+    } else if (write->local_offset >= write->length) {
+      write->local_offset -= write->length;
+    }
+  }
+
   // True when the write is out of our hands.
   bool release(const Held& held) {
     Status status = Status::failure("faulty", "write", EIO, "failed on purpose");
@@ -112,6 +128,7 @@ class FaultyDriver : public Driver {
   std::unique_ptr<Driver> inner_;
   Faults faults_;
   std::mt19937_64 random_;
+  std::map<RegionId, uint64_t> sizes_;
   uint64_t stalled_until_ns_ = 0;
   std::vector<Held> held_;
   std::set<LinkId> cut_;

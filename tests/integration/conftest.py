@@ -1,9 +1,11 @@
 """Real processes, real sockets, the real model."""
 
+import http.client
 import json
 import random
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -60,6 +62,37 @@ class Api:
     def loads(self):
         _, health = self.call("/health")
         return {worker["worker"]: worker for worker in health["workers"]}
+
+    def metric(self, name):
+        """Summed over its labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=DEADLINE_S) as response:
+            lines = response.read().decode().splitlines()
+        samples = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+        found = [float(value) for key, value in samples if key.partition("{")[0] == name]
+        assert found, f"no metric {name}"
+        return sum(found)
+
+    def held(self, count, seconds=30):
+        """The held hand-offs, once there are `count`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            _, answer = self.call("/admin/handoffs")
+            if len(answer["handoffs"]) == count:
+                return answer["handoffs"]
+            assert time.monotonic() < deadline, answer
+            time.sleep(0.05)
+
+    @contextmanager
+    def abandoned(self, prompt):
+        """A request whose client goes away at the end of the block."""
+        body = {"model": self.model, "prompt": prompt, "max_tokens": 4}
+        where = urllib.parse.urlsplit(self.url)
+        connection = http.client.HTTPConnection(where.hostname, where.port)
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        try:
+            yield
+        finally:
+            connection.close()
 
     def wait_idle(self, seconds=20):
         """Until every page and slot is free, or says what is not."""

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -56,10 +55,7 @@ def restart(api, name):
 
 
 def resubmitted(api):
-    with urllib.request.urlopen(f"{api.url}/metrics") as response:
-        lines = response.read().decode().splitlines()
-    name = "relevo_resubmitted_total "
-    return float(next(line for line in lines if line.startswith(name)).removeprefix(name))
+    return api.metric("relevo_resubmitted_total")
 
 
 def transferring(api):

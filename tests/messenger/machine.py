@@ -118,7 +118,7 @@ class HandoffMachine(RuleBasedStateMachine):
         message = PrefillRequest(
             self.ids, self.link, str(self.ids), (1,), 0, pages, slot.number, slot.generation
         )
-        self._decode(self.decoder.request(message, self.now + HANDOFF_S))
+        self._decode(self.decoder.request(message, "p", self.now, HANDOFF_S))
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())

@@ -18,7 +18,7 @@ def requested(table=None, handoff=1, link=9, slot=SLOT):
     message = PrefillRequest(
         handoff, link, f"r{handoff}", (1, 2), 0, (5, 6), slot.number, slot.generation
     )
-    assert table.request(message, deadline=100.0) == [Send(link, message)]
+    assert table.request(message, "p", now=0.0, deadline_s=100.0) == [Send(link, message)]
     return table
 
 
@@ -74,11 +74,25 @@ def test_an_acknowledgement_that_nobody_asked_for_frees_nothing():
 
 def test_a_deadline_cancels_and_lets_the_request_go_on():
     table = requested()
-    assert kinds(table.tick(99.0)) == []
+    assert Lost not in kinds(table.tick(99.0))
     assert kinds(table.tick(100.0)) == [Lost, Send]
     assert table.quarantined_pages == 2
     assert kinds(table.cancel_ack(1)) == [Freed]
     assert table.quarantined_pages == 0
+
+
+def test_what_is_not_answered_is_said_again_ever_more_rarely():
+    table = requested()
+    said = [now for now in range(1, 100) if table.tick(float(now))]
+    assert said == [1, 3, 7, 15, 31, 63]
+    table.cancel("r1", now=99.0)
+    again = [(now, table.tick(float(now))) for now in range(100, 109)]
+    assert [(now, actions) for now, actions in again if actions] == [
+        (100, [Send(9, Cancel(1))]),
+        (102, [Send(9, Cancel(1))]),
+        (106, [Send(9, Cancel(1))]),
+    ]
+    assert table.repeats == 9
 
 
 def test_an_unanswered_cancel_fences_and_a_timeout_never_frees():

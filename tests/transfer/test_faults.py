@@ -2,13 +2,13 @@
 
 import time
 
+import numpy as np
 import pytest
 
-from relevo.errors import ConfigError
 from relevo.transfer.engine import TransferEngine, TransferEvent
-from relevo.transfer.faults import parse_faults
+from relevo.worker.faults import parse_faults
 
-from .conftest import DEADLINE_S, LAYERS, PAGES, Pair, Side, layer_maps, push
+from .conftest import DEADLINE_S, LAYERS, PAGE, PAGES, Pair, Side, layer_maps, push
 
 Kind = TransferEvent.Kind
 
@@ -19,7 +19,7 @@ class FaultyPair(Pair):
     def __init__(self, transport, spec):
         self.source, self.target = Side(transport), Side(transport)
         self.source.engine.stop()
-        self.source.engine = TransferEngine(transport, faults=parse_faults(spec))
+        self.source.engine = TransferEngine(transport, faults=parse_faults(spec).writes)
         self.source.pool = self.source.engine.allocate("pool", len(self.target.pool))
         self.source.engine.start()
         self.connect()
@@ -83,7 +83,30 @@ def test_a_cut_link_is_told_and_a_new_one_works(transport):
     pair.stop()
 
 
-@pytest.mark.parametrize("spec", ["eror=0.1", "error", "error=often", "error=2", "delay=-1"])
-def test_a_wrong_spec_says_what_would_be_right(spec):
-    with pytest.raises(ConfigError, match="faults"):
-        parse_faults(spec)
+def test_other_bytes_arrive_and_nothing_tells(transport):
+    """What `--verify-kv` is for."""
+    pair = FaultyPair(transport, "seed=6,corrupt=0.5")
+    pair.source.pool[:] = np.arange(len(pair.source.pool)) // PAGE
+    pair.target.engine.arm(5, 1, LAYERS * PAGES)
+    pair.source.engine.open_handoff(1)
+    pair.step(push(1, pair.link, layered=SCATTERED))
+    assert not pair.target.counter().overshot
+    pair.source.wait(Kind.PUSHED, handoff=1)
+    wrong = sum(
+        (pair.target.page(layer, there) != pair.source.page(layer, here)).any()
+        for layer in range(LAYERS)
+        for here, there in SCATTERED
+    )
+    assert 0 < wrong < LAYERS * PAGES
+    pair.stop()
+
+
+def test_failed_writes_are_counted_by_kind_and_none_stays_in_flight(transport):
+    pair = FaultyPair(transport, "seed=4,delay=20000,error=0.3")
+    pair.source.engine.open_handoff(1)
+    pair.step(push(1, pair.link, layered=SCATTERED))
+    pair.source.wait(Kind.FAILED, handoff=1)
+    errors = pair.source.engine.errors()
+    assert errors["write:EIO"] > 0
+    assert pair.source.engine.in_flight == 0
+    pair.stop()

@@ -13,6 +13,7 @@ from .conftest import LAYERS, PAGES, Side
 
 Kind = TransferEvent.Kind
 
+AT_ONCE = 64  # hand-offs, so that it spends its time writing
 WRITER = f"""
 import sys
 from tests.transfer.conftest import Side, layer_maps, push
@@ -22,13 +23,16 @@ link = int(sys.argv[2])
 side.engine.connect(link, bytes.fromhex(sys.argv[3]), layer_maps(), 10.0)
 side.wait(TransferEvent.Kind.LINK_UP)
 everything = [(page, page) for page in range({PAGES})]
-for handoff in range(1, 10**9):
-    side.engine.open_handoff(handoff)
-    side.engine.open_step([push(handoff, link, layered=everything)])
+for first in range(1, 10**9, {AT_ONCE}):
+    handoffs = range(first, first + {AT_ONCE})
+    for handoff in handoffs:
+        side.engine.open_handoff(handoff)
+    side.engine.open_step([push(handoff, link, layered=everything) for handoff in handoffs])
     for _ in range({LAYERS}):
         side.engine.bump()
     side.engine.end_step(True)
-    side.wait(TransferEvent.Kind.PUSHED, handoff=handoff)
+    for handoff in handoffs:
+        side.wait(TransferEvent.Kind.PUSHED, handoff=handoff)
 """
 
 

@@ -52,6 +52,9 @@ class Host:
     def release(self, handoff):
         self.calls.append(("release", handoff))
 
+    def pages(self, handoff):
+        return [0, 1]
+
 
 class Prefill:
     """A prefill side on a thread of its own, as the control thread runs it."""
@@ -223,6 +226,18 @@ def test_a_new_link_of_the_same_worker_ends_the_old_one(prefill, decoder):
     while ("release", 1) not in prefill.host.calls and time.monotonic() < deadline:
         time.sleep(0.001)
     assert prefill.host.calls == [("start", 1), ("stop", 1), ("release", 1)]
+
+
+def test_a_link_that_is_asked_for_twice_is_opened_once(prefill, decoder):
+    """The answer may have been lost."""
+    assert decoder.open() == LinkOpened(decoder.link)
+    again = OpenLink(
+        "d", PROTOCOL_VERSION, "m", decoder.link, "local", decoder.transfer.address(),
+        msgspec.msgpack.encode(LAYOUT),
+    )  # fmt: skip
+    assert decoder.ask(again) == LinkOpened(decoder.link)
+    assert decoder.ask(decoder.request()) == Accepted(1)
+    assert prefill.side.counters["links"] == 1
 
 
 def test_links_come_and_go_more_often_than_there_are_gates(prefill, decoder):

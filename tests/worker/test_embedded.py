@@ -37,6 +37,7 @@ class Played:
             cancel_handoff=self.cancelled.append,
             landings=None,
             report_landing=None,
+            inspected=False,
             note_prefill=None,
             abandon_prefill=None,
         )

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from relevo.cli.options import engine_arguments
+from relevo.cli.options import worker_arguments
 from relevo.errors import ConfigError, RelevoError
 from relevo.launch.child import StatusPipe, die_with_parent
 from relevo.launch.model_source import ModelSource, resolve_model
@@ -26,6 +26,8 @@ def run(options: argparse.Namespace) -> int:
         "router": _router,
         "demo": _demo,
         "doctor": _doctor,
+        "handoffs": _handoffs,
+        "release": _release,
         "bench handoff": _bench_handoff,
         "bench interference": _bench_interference,
         "bench footprint": _bench_footprint,
@@ -45,7 +47,7 @@ def _serve(options: argparse.Namespace) -> int:
         transport=options.transport,
         host=options.host,
         port=options.port,
-        worker_arguments=engine_arguments(options),
+        worker_arguments=worker_arguments(options),
     )
     for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background jobs ignore the latter
         signal.signal(number, _interrupt)
@@ -133,6 +135,8 @@ def _worker(options: argparse.Namespace) -> int:
             transport=options.transport,
             host=options.host,
             faults=options.faults,
+            verify_kv=options.verify_kv,
+            hold_handoffs=options.hold_handoffs,
             engine=EngineConfig(
                 model=model.path,
                 cache=model.cache,
@@ -155,6 +159,18 @@ def _demo(options: argparse.Namespace) -> int:
     from relevo.cli.demo import run_demo
 
     return run_demo()
+
+
+def _handoffs(options: argparse.Namespace) -> int:
+    from relevo.cli.handoffs import list_handoffs
+
+    return list_handoffs(options.url)
+
+
+def _release(options: argparse.Namespace) -> int:
+    from relevo.cli.handoffs import release_handoff
+
+    return release_handoff(options.url, options.id)
 
 
 def _doctor(options: argparse.Namespace) -> int:

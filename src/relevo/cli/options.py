@@ -17,11 +17,22 @@ _ENGINE_OPTIONS: tuple[tuple[str, type, object, str], ...] = (
 )
 
 
-def _faults(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def _handoff_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("hand-offs")
+    group.add_argument(
+        "--verify-kv", action="store_true",
+        help="check what arrives by checksums of what was sent; prefill again where they differ",
+    )  # fmt: skip
+    group.add_argument(
+        "--hold-handoffs",
+        action="store_true",
+        help="verify, and let requests whose KV has landed wait for `relevo release`",
+    )
+    group.add_argument(
         "--faults", default="", metavar="SPEC",
-        help="make writes misbehave, to rehearse failures: "
-        "seed=1,delay=2000,error=0.01,stall=0.001,cut=0.0001 (delay in µs, the rest per write)",
+        help="misbehave on purpose, to rehearse failures: seed=1,delay=2000 (of writes, in µs), "
+        "per write error=0.01,stall=0.001,cut=0.0001,corrupt=0.001, per message between workers "
+        "lose=0.01,repeat=0.01,late=0.05",
     )  # fmt: skip
 
 
@@ -31,14 +42,17 @@ def _engine_options(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag, type=kind, default=default, help=f"{text} (default: {default})")
 
 
-def engine_arguments(options: argparse.Namespace) -> tuple[str, ...]:
-    """The engine options as a worker's command line takes them."""
+def worker_arguments(options: argparse.Namespace) -> tuple[str, ...]:
+    """The options of engine and hand-offs as a worker's command line takes them."""
     arguments: list[str] = []
     for flag, *_ in _ENGINE_OPTIONS:
         value = getattr(options, flag.lstrip("-").replace("-", "_"))
         arguments += [flag, str(value)]
     if options.faults:
         arguments += ["--faults", options.faults]
+    for flag in ("--verify-kv", "--hold-handoffs"):
+        if getattr(options, flag.lstrip("-").replace("-", "_")):
+            arguments.append(flag)
     return tuple(arguments)
 
 
@@ -68,10 +82,21 @@ def make_parser() -> argparse.ArgumentParser:
     _serve(commands.add_parser("serve", help="router and workers on this machine"))
     _worker(commands.add_parser("worker", help="one worker, for a router that runs elsewhere"))
     _router(commands.add_parser("router", help="the router alone"))
+    _url(commands.add_parser("handoffs", help="what --hold-handoffs keeps waiting"))
+    release = commands.add_parser("release", help="let a held hand-off go on")
+    release.add_argument("id", metavar="ID", help="as `relevo handoffs` lists it")
+    _url(release)
     commands.add_parser("demo", help="three prompts through a deployment, with their timelines")
     _transport(commands.add_parser("doctor", help="what this machine offers and what is missing"))
     _bench(commands.add_parser("bench", help="benchmarks"))
     return parser
+
+
+def _url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000",
+        help="where the router listens (default: http://127.0.0.1:8000)",
+    )  # fmt: skip
 
 
 def _serve(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +107,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     _transport(parser)
     parser.add_argument("--host", default="127.0.0.1", help="HTTP address (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="HTTP port (default: 8000)")
-    _faults(parser)
+    _handoff_options(parser)
     _engine_options(parser)
 
 
@@ -95,7 +120,7 @@ def _worker(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address that others reach this at")
     parser.add_argument("--cores", default="", help="cores to run on, such as 0,1 (default: all)")
     _transport(parser)
-    _faults(parser)
+    _handoff_options(parser)
     _engine_options(parser)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -20,11 +19,12 @@ from relevo.messenger.decode_table import (
     Send,
 )
 from relevo.messenger.host import DecodeHost, HandoffWanted
+from relevo.messenger.inspection import Inspection
 from relevo.messenger.landings import Landing, Landings
+from relevo.messenger.links import PrefillLinks, PrefillPeer
 from relevo.messenger.slots import SlotPool
 from relevo.transfer.engine import TransferEngine, TransferEvent
 from relevo.types import TimelineEvent, now_ns
-from relevo.wire.liveness import Liveness
 from relevo.wire.messages import (
     PROTOCOL_VERSION,
     Accepted,
@@ -43,24 +43,15 @@ from relevo.wire.messages import (
 )
 
 HANDOFF_DEADLINE_S = 120.0
-LINK_DEADLINE_S = 10.0
-
-
-@dataclass
-class PrefillPeer:
-    """A prefill worker that this one is, or wants to be, linked to."""
-
-    endpoint: str
-    link: int
-    open_deadline: float
-    liveness: Liveness
-    up: bool = False
-    waiting: list[HandoffWanted] = field(default_factory=list)
 
 
 class DecodeSide:
     """Control thread only. `send(endpoint, message)` must not block; `note(request, events)`
-    takes timeline events."""
+    takes timeline events; `tell(message)` speaks to the router.
+
+    `verify`: what lands is checked against the prefill worker's checksums; `hold`: and waits to be
+    released.
+    """
 
     def __init__(
         self,
@@ -73,24 +64,49 @@ class DecodeSide:
         send: Callable[[str, Message], None],
         close: Callable[[str], None],
         note: Callable[[str, tuple[TimelineEvent, ...]], None],
+        tell: Callable[[Message], None],
         beat: Callable[[], Heartbeat],
+        verify: bool = False,
+        hold: bool = False,
     ) -> None:
         self._worker = worker
         self._model = model
         self._layout = msgspec.msgpack.encode(layout)
         self._transfer = transfer
         self._host = host
-        self._send = send
-        self._close = close
         self._note = note
-        self._beat = beat
         self._table = DecodeTable()
         self._slots = SlotPool()
         self.landings = Landings(transfer)
-        self._peers: dict[str, PrefillPeer] = {}
+        self._links = PrefillLinks(
+            expect=transfer.expect_link, greeting=self._greeting, send=send, close=close, beat=beat
+        )
+        # Whether the host has to wait for `intact` before it uses what has landed.
+        self.inspects = verify or hold
+        self._inspection = Inspection(
+            worker=worker,
+            layout=layout,
+            transfer=transfer,
+            host=host,
+            hold=hold,
+            send=self._links.send,
+            tell=tell,
+            note=note,
+        )
         # Request and link of hand-offs whose timings are still to come.
         self._untold: dict[int, tuple[str, int]] = {}
-        self.counters = dict.fromkeys(("landed", "lost", "cancelled", "fences", "link_failures"), 0)
+        self._counters = dict.fromkeys(
+            ("landed", "lost", "cancelled", "fences", "link_failures"), 0
+        )
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return self._counters | {"repeats": self._table.repeats} | self._inspection.counters
+
+    @property
+    def states(self) -> dict[str, int]:
+        """Hand-offs by state."""
+        return self._table.states | self._inspection.states
 
     @property
     def quarantined_pages(self) -> int:
@@ -98,7 +114,7 @@ class DecodeSide:
 
     @property
     def open_handoffs(self) -> int:
-        return len(self._table)
+        return len(self._table) + self._inspection.waiting
 
     @property
     def slots_in_use(self) -> int:
@@ -109,7 +125,7 @@ class DecodeSide:
         if not candidates:
             self._never_asked(wanted, "no prefill worker")
             return
-        peer = self._peer(candidates[0].endpoint)
+        peer = self._links.to(candidates[0], time.monotonic())
         if peer.up:
             self._ask(peer, wanted)
         else:
@@ -117,14 +133,17 @@ class DecodeSide:
 
     def cancel(self, request: str) -> None:
         """The request is not wanted any more. `freed` follows for each of its hand-offs."""
-        for peer in self._peers.values():
-            for wanted in [w for w in peer.waiting if w.request == request]:
-                peer.waiting.remove(wanted)
-                self._host.freed(wanted.handoff)
+        for wanted in self._links.cancel(request):
+            self._host.freed(wanted.handoff)
         self._do(self._table.cancel(request, time.monotonic()))
+        self._inspection.cancel(request)
+
+    def release(self, handoff: int) -> None:
+        """A held hand-off may go on."""
+        self._inspection.release(handoff)
 
     def handle(self, endpoint: str, message: FromPrefill) -> None:
-        peer = self._peers.get(endpoint)
+        peer = self._links.at(endpoint)
         if peer is None:
             return  # a worker that has been fenced: its words do not count
         peer.liveness.heard(time.monotonic())
@@ -132,7 +151,8 @@ class DecodeSide:
             case Heartbeat():
                 peer.liveness.progress(time.monotonic(), message.steps, message.busy)
             case LinkOpened():
-                self._opened(peer, message.link)
+                for wanted in self._links.opened(peer, message.link):
+                    self._ask(peer, wanted)
             case Refused():
                 self._drop(peer, f"the prefill worker refused the link: {message.reason}")
             case Accepted():
@@ -145,60 +165,41 @@ class DecodeSide:
             case CancelAck():
                 self._do(self._table.cancel_ack(message.handoff))
             case Finished():
-                untold = self._untold.pop(message.handoff, None)
-                if untold is not None:
-                    self._note(untold[0], message.events)
+                self._finished(message)
 
     def landed(self, landing: Landing) -> None:
         """The host's loop has found a counter complete or broken."""
         now = time.monotonic()
-        self._do(self._table.counted(landing.slot, now, overshot=landing.overshot))
+        actions = self._table.counted(landing.slot, now, overshot=landing.overshot)
+        self._do(actions)
+        for action in actions:
+            if self.inspects and isinstance(action, Landed):
+                self._inspection.landed(action.handoff, landing.reached_ns)
 
     def transfer_event(self, event: TransferEvent) -> None:
         if event.kind is TransferEvent.Kind.LINK_DOWN:
-            for peer in [p for p in self._peers.values() if p.link == event.link]:
+            peer = self._links.of(event.link)
+            if peer is not None:
                 self._drop(peer, event.error)
         elif event.kind is TransferEvent.Kind.LINK_CLOSED:
             self._do(self._table.link_closed(event.link))
 
     def tick(self, now: float) -> None:
-        for peer in list(self._peers.values()):
-            if not peer.up and now > peer.open_deadline:
-                self._drop(peer, f"no link within {LINK_DEADLINE_S:.0f} s")
-            elif (reason := peer.liveness.lost(now)) is not None:
-                self._drop(peer, f"the prefill worker was given up: {reason}")
-            elif peer.liveness.due(now):
-                self._send(peer.endpoint, self._beat())
+        for peer, reason in self._links.tick(now):
+            self._drop(peer, reason)
         self._do(self._table.tick(now))
+        self._inspection.tick(now)
 
-    def _peer(self, endpoint: str) -> PrefillPeer:
-        peer = self._peers.get(endpoint)
-        if peer is None:
-            now = time.monotonic()
-            link = self._transfer.expect_link()
-            peer = PrefillPeer(endpoint, link, now + LINK_DEADLINE_S, Liveness(now))
-            self._peers[endpoint] = peer
-            self._send(
-                endpoint,
-                OpenLink(
-                    worker=self._worker,
-                    version=PROTOCOL_VERSION,
-                    model=self._model,
-                    link=link,
-                    driver=self._transfer.transport,
-                    address=self._transfer.address(),
-                    layout=self._layout,
-                ),
-            )
-        return peer
-
-    def _opened(self, peer: PrefillPeer, link: int) -> None:
-        if peer.link != link:
-            return
-        peer.up = True
-        waiting, peer.waiting = peer.waiting, []
-        for wanted in waiting:
-            self._ask(peer, wanted)
+    def _greeting(self, link: int) -> OpenLink:
+        return OpenLink(
+            worker=self._worker,
+            version=PROTOCOL_VERSION,
+            model=self._model,
+            link=link,
+            driver=self._transfer.transport,
+            address=self._transfer.address(),
+            layout=self._layout,
+        )
 
     def _ask(self, peer: PrefillPeer, wanted: HandoffWanted) -> None:
         slot = self._slots.take()
@@ -215,43 +216,52 @@ class DecodeSide:
             pages=wanted.pages,
             slot=slot.number,
             generation=slot.generation,
+            verify=self.inspects,
         )
         self._untold[wanted.handoff] = wanted.request, peer.link
-        self._do(self._table.request(message, time.monotonic() + HANDOFF_DEADLINE_S))
+        now = time.monotonic()
+        self._do(self._table.request(message, peer.worker, now, HANDOFF_DEADLINE_S))
         self._event(wanted.handoff, "handoff-requested")
 
+    def _finished(self, message: Finished) -> None:
+        if message.checksums:
+            self._table.told(message.handoff, message.checksums)
+            self._inspection.told(message.handoff, message.checksums)
+        if message.events:  # an answer that is given again has none
+            untold = self._untold.pop(message.handoff, None)
+            if untold is not None:
+                self._note(untold[0], message.events)
+
     def _never_asked(self, wanted: HandoffWanted, reason: str) -> None:
-        self.counters["lost"] += 1
+        self._counters["lost"] += 1
         self._host.lost(wanted.request, wanted.handoff, reason)
         self._host.freed(wanted.handoff)
 
     def _drop(self, peer: PrefillPeer, reason: str) -> None:
         """Fences a peer. The next request to the same endpoint opens a new link."""
-        self.counters["link_failures"] += 1
-        del self._peers[peer.endpoint]
-        self._close(peer.endpoint)
+        self._counters["link_failures"] += 1
+        self._links.remove(peer)
         self._untold = {h: u for h, u in self._untold.items() if u[1] != peer.link}
         for wanted in peer.waiting:
             self._never_asked(wanted, reason)
         self._do(self._table.link_lost(peer.link, reason))
+        self._inspection.link_lost(peer.link)
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Send():
-                    endpoint = self._endpoint_of(action.link)
-                    if endpoint is not None:
-                        self._send(endpoint, action.message)
+                    self._links.send(action.link, action.message)
                 case Landed():
-                    self.counters["landed"] += 1
+                    self._counters["landed"] += 1
                     self._give_back(action.handoff)
                 case Lost():
-                    self.counters["lost"] += 1
+                    self._counters["lost"] += 1
                     self._untold.pop(action.handoff.id, None)
                     self._host.lost(action.handoff.request, action.handoff.id, action.reason)
                 case Freed():
                     if not action.handoff.lost:
-                        self.counters["cancelled"] += 1
+                        self._counters["cancelled"] += 1
                     self._untold.pop(action.handoff.id, None)
                     self._give_back(action.handoff)
                     self._host.freed(action.handoff.id)
@@ -259,18 +269,16 @@ class DecodeSide:
                     self._fence(action)
 
     def _fence(self, action: Fence) -> None:
-        for peer in [p for p in self._peers.values() if p.link == action.link]:
+        peer = self._links.of(action.link)
+        if peer is not None:
             self._drop(peer, action.reason)  # comes back here, without a peer
             return
-        self.counters["fences"] += 1
+        self._counters["fences"] += 1
         self._transfer.close_link(action.link)
 
     def _give_back(self, handoff: Handoff) -> None:
         self.landings.forget(handoff.slot)
         self._slots.give_back(handoff.slot)
-
-    def _endpoint_of(self, link: int) -> str | None:
-        return next((p.endpoint for p in self._peers.values() if p.link == link), None)
 
     def _event(self, handoff: int, name: str) -> None:
         untold = self._untold.get(handoff)

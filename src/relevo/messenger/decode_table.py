@@ -10,6 +10,9 @@
     any ──link lost, or cancel unanswered──► QUARANTINED (lost unless it was), link fenced
     QUARANTINED ──link closed──► done (freed)
 
+A request or a cancel that gets no answer is said again: both are idempotent, and a link may lose
+messages without being lost itself.
+
 The rule behind it: pages and slot are freed only when nothing can still write to them. A timeout
 is never an acknowledgement; it leads to a fence.
 """
@@ -21,9 +24,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from relevo.messenger.slots import Slot
+from relevo.messenger.states import count_states
 from relevo.wire.messages import Cancel, Message, PrefillRequest
 
 CANCEL_DEADLINE_S = 10.0
+RETRY_S = 1.0  # doubled with every time that the same thing is said
 
 
 class State(enum.Enum):
@@ -38,16 +43,33 @@ _LIVE = (State.REQUESTED, State.ACCEPTED)
 
 @dataclass(slots=True)
 class Handoff:
-    """One hand-off as the decode side knows it."""
+    """One hand-off as the decode side knows it. `wanted` is what was asked of the worker
+    `prefill`; `sent` its checksums, once it has told them."""
 
-    id: int
-    request: str
-    link: int
-    slot: Slot
-    pages: int
+    wanted: PrefillRequest
+    prefill: str
     deadline: float
+    repeat_at: float
+    repeat_s: float = RETRY_S
     state: State = State.REQUESTED
     lost: bool = False
+    sent: bytes | None = None
+
+    @property
+    def id(self) -> int:
+        return self.wanted.handoff
+
+    @property
+    def request(self) -> str:
+        return self.wanted.request
+
+    @property
+    def link(self) -> int:
+        return self.wanted.link
+
+    @property
+    def slot(self) -> Slot:
+        return Slot(self.wanted.slot, self.wanted.generation)
 
 
 @dataclass(frozen=True)
@@ -97,6 +119,7 @@ class DecodeTable:
     def __init__(self) -> None:
         self._handoffs: dict[int, Handoff] = {}
         self._by_slot: dict[Slot, int] = {}
+        self.repeats = 0  # messages said again
 
     def __len__(self) -> int:
         return len(self._handoffs)
@@ -104,17 +127,18 @@ class DecodeTable:
     @property
     def quarantined_pages(self) -> int:
         """Pages that no request waits for any more and that may still be written."""
-        return sum(h.pages for h in self._handoffs.values() if h.lost)
+        return sum(len(h.wanted.pages) for h in self._handoffs.values() if h.lost)
 
-    def request(self, message: PrefillRequest, deadline: float) -> list[Action]:
-        handoff = Handoff(
-            message.handoff,
-            message.request,
-            message.link,
-            Slot(message.slot, message.generation),
-            len(message.pages),
-            deadline,
-        )
+    @property
+    def states(self) -> dict[str, int]:
+        """How many hand-offs are in each state."""
+        return count_states(State, (h.state for h in self._handoffs.values()))
+
+    def request(
+        self, message: PrefillRequest, prefill: str, now: float, deadline_s: float
+    ) -> list[Action]:
+        """`prefill`: the worker's name."""
+        handoff = Handoff(message, prefill, now + deadline_s, now + RETRY_S)
         assert handoff.id not in self._handoffs
         assert handoff.slot not in self._by_slot
         self._handoffs[handoff.id] = handoff
@@ -126,6 +150,12 @@ class DecodeTable:
         if handoff is not None and handoff.state is State.REQUESTED:
             handoff.state = State.ACCEPTED
         return []
+
+    def told(self, id: int, checksums: bytes) -> None:
+        """What was sent. Says nothing about what has arrived."""
+        handoff = self._handoffs.get(id)
+        if handoff is not None:
+            handoff.sent = checksums
 
     def rejected(self, id: int, reason: str) -> list[Action]:
         """Rejected means never opened, so that nothing was written."""
@@ -176,13 +206,15 @@ class DecodeTable:
         return actions
 
     def tick(self, now: float) -> list[Action]:
-        """Deadlines."""
+        """Deadlines, and what is said again."""
         actions: list[Action] = []
         silent: set[int] = set()
         for handoff in list(self._handoffs.values()):
-            if now < handoff.deadline or handoff.state is State.QUARANTINED:
+            if handoff.state is State.QUARANTINED:
                 continue
-            if handoff.state is State.CANCELLING:
+            if now < handoff.deadline:
+                actions += self._repeat(handoff, now)
+            elif handoff.state is State.CANCELLING:
                 silent.add(handoff.link)
             else:
                 actions += self._give_up(handoff, "not complete by its deadline", now)
@@ -204,9 +236,20 @@ class DecodeTable:
         handoff.lost = True
         return [Lost(handoff, reason), *self._cancelling(handoff, now)]
 
+    def _repeat(self, handoff: Handoff, now: float) -> list[Action]:
+        if now < handoff.repeat_at:
+            return []
+        handoff.repeat_s *= 2
+        handoff.repeat_at = now + handoff.repeat_s
+        self.repeats += 1
+        cancelling = handoff.state is State.CANCELLING
+        return [Send(handoff.link, Cancel(handoff.id) if cancelling else handoff.wanted)]
+
     def _cancelling(self, handoff: Handoff, now: float) -> list[Action]:
         handoff.state = State.CANCELLING
         handoff.deadline = now + CANCEL_DEADLINE_S
+        handoff.repeat_s = RETRY_S
+        handoff.repeat_at = now + RETRY_S
         return [Send(handoff.link, Cancel(handoff.id))]
 
     def _on(self, link: int) -> Iterator[Handoff]:

@@ -17,7 +17,8 @@ from relevo.transfer.engine import PagePair, Push
 
 @dataclass(frozen=True)
 class PrefillJob:
-    """A prompt to compute and push. `destination[i]` takes the prompt's page `first_page + i`."""
+    """A prompt to compute and push. `destination[i]` takes the prompt's page `first_page + i`.
+    `verify`: checksums of what was sent are wanted."""
 
     handoff: int
     link: int
@@ -26,6 +27,7 @@ class PrefillJob:
     first_page: int
     destination: tuple[int, ...]
     slot: Slot
+    verify: bool = False
 
     def push(self, ready: dict[int, int], layered: dict[int, int], *, last: bool) -> Push:
         """This job's part in a step, from `{prompt page: source page}` of pages that are complete
@@ -67,6 +69,11 @@ class PrefillHost(Protocol):
         """Nothing reads its pages any more. Follows every start, once."""
         ...
 
+    def pages(self, handoff: int) -> list[int]:
+        """Where the prompt's pages lie in the pool. Called when all have been pushed, before
+        `release`."""
+        ...
+
 
 @dataclass(frozen=True)
 class HandoffWanted:
@@ -84,7 +91,12 @@ class HandoffWanted:
 
 class DecodeHost(Protocol):
     """An engine that generates from prompts computed elsewhere. Its loop polls `Landings` and
-    hands what it finds to `DecodeSide.landed`."""
+    hands what it finds to `DecodeSide.landed`. It lets a request run at once when its hand-off has
+    landed, unless arrivals are inspected: then it waits for `intact`."""
+
+    def intact(self, handoff: int, reached_ns: int) -> None:
+        """What has landed may be used. `reached_ns`: when the last page came."""
+        ...
 
     def lost(self, request: str, handoff: int, reason: str) -> None:
         """The hand-off was given up. The request goes on by other means, on other pages; those

@@ -12,6 +12,7 @@ from relevo.errors import LayoutMismatch
 from relevo.kv.copy_plan import copies_for
 from relevo.kv.hashes import pages_for
 from relevo.kv.layout import PoolLayout, check_compatible
+from relevo.messenger.checksums import layer_checksums
 from relevo.messenger.host import PrefillHost, PrefillJob
 from relevo.messenger.prefill_table import (
     Action,
@@ -59,6 +60,7 @@ class DecodePeer:
     link: int
     pages: int  # of its pool
     liveness: Liveness
+    up: bool = False
 
 
 def layer_maps(source: PoolLayout, destination: PoolLayout) -> list[LayerMap]:
@@ -119,6 +121,10 @@ class PrefillSide:
     def open_handoffs(self) -> int:
         return len(self._table)
 
+    @property
+    def states(self) -> dict[str, int]:
+        return self._table.states
+
     def note(self, handoff: int, event: TimelineEvent) -> None:
         """Something the host did for a hand-off; travels to the decode side in the end."""
         if handoff in self._events:
@@ -149,6 +155,8 @@ class PrefillSide:
         kind = TransferEvent.Kind
         if event.kind is kind.LINK_UP:
             self.counters["links"] += 1
+            if event.link in self._peers:
+                self._peers[event.link].up = True
             self._send_to(event.link, LinkOpened(event.link))
         elif event.kind is kind.LINK_DOWN:
             self._send_to(event.link, Refused(event.error))
@@ -170,6 +178,11 @@ class PrefillSide:
                 self._lose(peer.link)
 
     def _open_link(self, route: Route, message: OpenLink) -> None:
+        known = self._peers.get(message.link)
+        if known is not None and known.route == route:  # said again
+            if known.up:
+                self._send(route, LinkOpened(message.link))
+            return
         for peer in [p for p in self._peers.values() if p.worker == message.worker]:
             self._lose(peer.link)  # an older epoch of the same worker
         try:
@@ -207,6 +220,7 @@ class PrefillSide:
             first_page=message.first_page,
             destination=message.pages,
             slot=Slot(message.slot, message.generation),
+            verify=message.verify,
         )
         peer = self._peers.get(message.link)
         if peer is None or peer.route != route:
@@ -252,7 +266,17 @@ class PrefillSide:
         if event.last:
             self.counters["finished"] += 1
             events = tuple(self._events.get(event.handoff, ()))
-            self._do(self._table.pushed(event.handoff, Finished(event.handoff, events)))
+            finished = Finished(event.handoff, events, self._checksums(event.handoff))
+            self._do(self._table.pushed(event.handoff, finished))
+
+    def _checksums(self, handoff: int) -> bytes:
+        """Of the pages as they are here once all has been written, where that is wanted."""
+        job = self._table.open_job(handoff)
+        if job is None or not job.verify:
+            return b""
+        last = job.first_page + len(job.destination)
+        pages = self._host.pages(handoff)[job.first_page : last]
+        return layer_checksums(self._transfer.memory(self._layout.region), self._layout, pages)
 
     def _lose(self, link: int) -> None:
         """Stops writing to a peer; its pages come back when the link has closed."""

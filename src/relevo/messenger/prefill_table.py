@@ -18,6 +18,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from relevo.messenger.host import PrefillJob
+from relevo.messenger.states import count_states
 from relevo.wire.messages import (
     Accepted,
     CancelAck,
@@ -92,6 +93,15 @@ class PrefillTable:
     def __len__(self) -> int:
         return len(self._handoffs)
 
+    @property
+    def states(self) -> dict[str, int]:
+        """How many hand-offs are in each state."""
+        return count_states(State, (h.state for h in self._handoffs.values()))
+
+    def open_job(self, id: int) -> PrefillJob | None:
+        handoff = self._handoffs.get(id)
+        return handoff.job if handoff is not None and handoff.state is State.OPEN else None
+
     def request(self, job: PrefillJob, refusal: str | None) -> list[Action]:
         """`refusal`: why the job cannot run here, if so."""
         if job.handoff in self._answers:
@@ -134,7 +144,8 @@ class PrefillTable:
         if handoff.state is State.WITHDRAWN:  # `drained` follows
             return []
         # Remembered without its timings, which are many.
-        return [Send(handoff.job.link, finished), Release(self._done(id, Finished(id, ())))]
+        again = Finished(id, (), finished.checksums)
+        return [Send(handoff.job.link, finished), Release(self._done(id, again))]
 
     def drained(self, id: int) -> list[Action]:
         handoff = self._handoffs.get(id)

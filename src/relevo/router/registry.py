@@ -8,19 +8,29 @@ from dataclasses import dataclass, field
 from relevo.router.policy import WorkerView
 from relevo.types import Role
 from relevo.wire.liveness import Liveness
-from relevo.wire.messages import Load, Register
+from relevo.wire.messages import HandoffHeld, Load, Register
+
+
+@dataclass(frozen=True)
+class Held:
+    """A hand-off that waits to be released, since `since` (time.monotonic)."""
+
+    what: HandoffHeld
+    since: float
 
 
 @dataclass
 class Member:
     """A registered worker. `requests` run on it; `prefilling` maps requests whose prompt it
-    computes to their number of tokens."""
+    computes to their number of tokens; `held` are hand-offs that wait to be released."""
 
     route: bytes
     info: Register
     liveness: Liveness
     load: Load = field(default_factory=Load)
     counters: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
+    held: dict[int, Held] = field(default_factory=dict)
     requests: set[str] = field(default_factory=set)
     prefilling: dict[str, int] = field(default_factory=dict)
 

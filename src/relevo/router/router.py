@@ -14,7 +14,7 @@ import zmq.asyncio
 
 from relevo.errors import InvalidRequest, Overloaded, StateError, WorkerLost
 from relevo.router.policy import choose
-from relevo.router.registry import Member, Registry
+from relevo.router.registry import Held, Member, Registry
 from relevo.router.timelines import RequestTimeline, Timelines
 from relevo.types import FinishReason, Role, Sampling, TimelineEvent, now_ns
 from relevo.wire.liveness import HEARTBEAT_S, Liveness
@@ -23,6 +23,8 @@ from relevo.wire.messages import (
     Abort,
     AnyMessage,
     Generate,
+    HandoffHeld,
+    HandoffLetGo,
     Heartbeat,
     Message,
     Output,
@@ -32,6 +34,7 @@ from relevo.wire.messages import (
     Register,
     RegisterAgain,
     Registered,
+    ReleaseHandoff,
     RequestFailed,
     Timeline,
     WorkerStatus,
@@ -166,6 +169,18 @@ class Router:
             self.counters["refused"] += 1
             raise Overloaded(f"{MOST_REQUESTS} requests are under way already", retry_after_s=1)
 
+    def held(self) -> list[tuple[Member, Held]]:
+        """Hand-offs that wait to be released, and the workers that they landed at."""
+        return [(member, held) for member in self.registry for held in member.held.values()]
+
+    def release(self, handoff: int) -> bool:
+        """Lets a held hand-off go on; False where none of this id is held."""
+        for member in self.registry:
+            if handoff in member.held:
+                self._reply(member.route, ReleaseHandoff(handoff))
+                return True
+        return False
+
     # ---- dispatch ----
 
     def _dispatch(self) -> None:
@@ -251,6 +266,11 @@ class Router:
                 self._reply(route, Heartbeat())
             case WorkerStatus():
                 member.load, member.counters = message.load, message.counters
+                member.errors = message.errors
+            case HandoffHeld():
+                member.held[message.handoff] = Held(message, time.monotonic())
+            case HandoffLetGo():
+                member.held.pop(message.handoff, None)
             case Output():
                 self._output(member, message)
             case PrefillDone():

@@ -14,6 +14,7 @@ from relevo.router.router import Router
 from relevo.router.timelines import describe
 from relevo.server.answers import error_body, headers_of, status_of
 from relevo.server.api import Api, json_response
+from relevo.server.handoffs import add_handoff_routes
 from relevo.server.metrics import render_metrics
 from relevo.text.tokenizer import Tokenizer
 
@@ -74,6 +75,7 @@ def make_app(router: Router, tokenizer: Tokenizer, model: str) -> web.Applicatio
             web.get("/metrics", metrics),
         ]
     )
+    add_handoff_routes(app, router)
     return app
 
 

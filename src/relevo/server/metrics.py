@@ -42,18 +42,28 @@ class _RouterCollector(Collector):
             "waiting": "Sequences waiting for pages",
             "free_pages": "KV pages free or evictable",
             "quarantined_pages": "KV pages that a lost hand-off may still write",
-            "handoffs": "Hand-offs that are not done",
             "slots": "Counter slots in use",
+            "in_flight": "Writes posted and not over",
         }
         families = {
             name: GaugeMetricFamily(f"relevo_worker_{name}", text, labels=labels)
             for name, text in gauges.items()
         }
+        states = GaugeMetricFamily(
+            "relevo_worker_handoffs", "Hand-offs that are not done", labels=[*labels, "state"]
+        )
+        errors = CounterMetricFamily(
+            "relevo_worker_transfer_errors", "Writes that failed", labels=[*labels, "kind"]
+        )
         counters: dict[str, CounterMetricFamily] = {}
         for member in self._router.registry:
             values = [member.info.worker, member.info.role.value]
             for name, gauge in families.items():
                 gauge.add_metric(values, float(getattr(member.load, name)))
+            for state, count in member.load.states.items():
+                states.add_metric([*values, state], float(count))
+            for kind, count in member.errors.items():
+                errors.add_metric([*values, kind], float(count))
             for name, value in member.counters.items():
                 if name not in counters:
                     counters[name] = CounterMetricFamily(
@@ -61,6 +71,7 @@ class _RouterCollector(Collector):
                     )
                 counters[name].add_metric(values, float(value))
         yield from families.values()
+        yield from (states, errors)
         yield from counters.values()
 
 

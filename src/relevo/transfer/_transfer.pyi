@@ -53,7 +53,13 @@ class Push:
 
 class Faults:
     def __init__(
-        self, seed: int, delay_us: int, error: float, stall: float, cut: float
+        self,
+        seed: int,
+        delay_us: int,
+        error: float,
+        stall: float,
+        cut: float,
+        corrupt: float,
     ) -> None: ...
 
 class CounterEvent:
@@ -110,3 +116,6 @@ class NativeEngine:
     def end_step(self, commit: bool) -> None: ...
     def poll_events(self) -> list[TransferEvent]: ...
     def statistics(self) -> dict[str, int]: ...
+    @property
+    def in_flight(self) -> int: ...
+    def errors(self) -> list[tuple[str, int, int]]: ...

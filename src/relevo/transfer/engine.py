@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import time
 
@@ -25,7 +26,8 @@ from relevo.transfer._transfer import (
 )
 
 __all__ = [
-    "GENERATIONS", "MAX_PARTS", "SLOTS", "TRANSPORTS", "Copy", "CounterEvent", "LayerMap",
+    "GENERATIONS", "MAX_PARTS", "SLOTS", "TRANSPORTS", "Copy", "CounterEvent", "Faults",
+    "LayerMap",
     "MemoryFile", "PagePair", "Push", "TransferEngine", "TransferEvent",
 ]  # fmt: skip
 
@@ -47,7 +49,7 @@ class TransferEngine:
             raise ConfigError("transport", f"{transport!r} is none of {', '.join(TRANSPORTS)}")
         self.transport = transport
         self._native = _transfer.NativeEngine(transport, host, faults)
-        self._regions = 0
+        self._memory: list[npt.NDArray[np.uint8]] = []
         self.bump = self._native.bump
         self.end_step = self._native.end_step
         self.open_step = self._native.open_step
@@ -66,9 +68,25 @@ class TransferEngine:
     def allocate(self, name: str, size: int) -> npt.NDArray[np.uint8]:
         """A new region backed by an anonymous memory file; regions are numbered from 0."""
         file = MemoryFile(name, size)
-        self._native.register_region(self._regions, file)
-        self._regions += 1
-        return file.array()
+        self._native.register_region(len(self._memory), file)
+        self._memory.append(file.array())
+        return self._memory[-1]
+
+    def memory(self, region: int) -> npt.NDArray[np.uint8]:
+        """uint8 [size of the region]."""
+        return self._memory[region]
+
+    @property
+    def in_flight(self) -> int:
+        """Writes posted and not over."""
+        return self._native.in_flight
+
+    def errors(self) -> dict[str, int]:
+        """Failed writes by what failed and of what, such as `write:EIO`."""
+        return {
+            f"{operation}:{errno.errorcode.get(abs(code), str(code))}": count
+            for operation, code, count in self._native.errors()
+        }
 
     def start(self) -> None:
         self._native.start()

@@ -42,7 +42,8 @@ class Refused(Message, frozen=True, tag="refused"):
 
 class Load(msgspec.Struct, frozen=True):
     """How busy a worker is. `waiting` sequences have no pages yet; `handoffs` are those not done,
-    by either side's table; `slots` the counter slots in use."""
+    by either side's table, `states` how many of them are in each state; `slots` the counter slots
+    in use; `in_flight` the writes posted and not over."""
 
     running: int = 0
     waiting: int = 0
@@ -50,6 +51,8 @@ class Load(msgspec.Struct, frozen=True):
     quarantined_pages: int = 0
     handoffs: int = 0
     slots: int = 0
+    in_flight: int = 0
+    states: dict[str, int] = {}
 
 
 class Register(Message, frozen=True, tag="register"):
@@ -72,10 +75,34 @@ class Register(Message, frozen=True, tag="register"):
 
 
 class WorkerStatus(Message, frozen=True, tag="status"):
-    """Sent with each heartbeat to the router. `counters` only ever grow."""
+    """Sent with each heartbeat to the router. `counters` only ever grow, and so do `errors`: failed
+    writes by what failed and of what."""
 
     load: Load
     counters: dict[str, int] = {}
+    errors: dict[str, int] = {}
+
+
+class HandoffHeld(Message, frozen=True, tag="held"):
+    """A hand-off has landed and waits to be released. Its request's prompt has `prompt_tokens`; the
+    prompt's pages from `first_page` on have landed in `pages`, `size` bytes in all. `sent` and
+    `arrived` are their checksums: 8 bytes per layer."""
+
+    handoff: int
+    request: str
+    prefill: str
+    prompt_tokens: int
+    first_page: int
+    pages: tuple[int, ...]
+    size: int
+    sent: bytes
+    arrived: bytes
+
+
+class HandoffLetGo(Message, frozen=True, tag="let-go"):
+    """A held hand-off waits no more: it was released, or its request is gone."""
+
+    handoff: int
 
 
 class Output(Message, frozen=True, tag="output"):
@@ -138,6 +165,12 @@ class Generate(Message, frozen=True, tag="generate"):
     candidates: tuple[PrefillCandidate, ...] = ()
 
 
+class ReleaseHandoff(Message, frozen=True, tag="release"):
+    """A held hand-off may go on."""
+
+    handoff: int
+
+
 class Abort(Message, frozen=True, tag="abort"):
     """Nobody wants the request any more."""
 
@@ -165,7 +198,8 @@ class PrefillRequest(Message, frozen=True, tag="prefill"):
     """Compute and push. Idempotent by `handoff`.
 
     `tokens` are the prompt without its last token; pages before `first_page` are there already.
-    `pages` are the destination pages of `first_page` and following."""
+    `pages` are the destination pages of `first_page` and following. With `verify` the answer
+    `finished` is waited for: it carries checksums."""
 
     handoff: Id
     link: Id
@@ -175,6 +209,7 @@ class PrefillRequest(Message, frozen=True, tag="prefill"):
     pages: tuple[Id, ...]
     slot: Id
     generation: Id
+    verify: bool = False
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -219,14 +254,19 @@ class Failed(Message, frozen=True, tag="failed"):
 
 
 class Finished(Message, frozen=True, tag="finished"):
-    """Every write is complete. Only timings: nothing waits for it."""
+    """Every write is complete. Timings, for which nothing waits, and where they were asked for the
+    checksums of what was sent: 8 bytes per layer."""
 
     handoff: Id
     events: tuple[TimelineEvent, ...]
+    checksums: bytes = b""
 
 
-FromWorker = Register | Heartbeat | WorkerStatus | Output | PrefillDone | RequestFailed | Timeline
-FromRouter = Registered | RegisterAgain | Refused | Heartbeat | Generate | Abort
+FromWorker = (
+    Register | Heartbeat | WorkerStatus | Output | PrefillDone | RequestFailed | Timeline
+    | HandoffHeld | HandoffLetGo
+)  # fmt: skip
+FromRouter = Registered | RegisterAgain | Refused | Heartbeat | Generate | Abort | ReleaseHandoff
 FromDecode = OpenLink | Heartbeat | PrefillRequest | Cancel
 FromPrefill = LinkOpened | Refused | Heartbeat | Accepted | Rejected | CancelAck | Failed | Finished
 AnyMessage = FromWorker | FromRouter | FromDecode | FromPrefill

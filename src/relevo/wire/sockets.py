@@ -80,6 +80,9 @@ class Connection:
         self.socket.connect(endpoint)
 
     def send(self, message: Message) -> None:
+        """Nothing is sent any more once it is closed."""
+        if self.socket.closed:
+            return
         try:
             self.socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:

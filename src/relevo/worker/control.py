@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import zmq
@@ -27,10 +28,12 @@ from relevo.wire.messages import (
     Register,
     RegisterAgain,
     Registered,
+    ReleaseHandoff,
     Timeline,
     WorkerStatus,
 )
 from relevo.wire.sockets import Connection, Listener
+from relevo.wire.unreliable import ControlFaults, UnreliableSends
 from relevo.worker.embedded import EmbeddedHost
 from relevo.worker.inbox import Inbox
 
@@ -41,7 +44,7 @@ class Control:
     """Everything here runs on the control thread, but for `post` and the constructor.
 
     `on_registered` is called when the router has taken the worker in, `on_lost(reason)` when the
-    router is gone or does not want it.
+    router is gone or does not want it. With `faults` what is said to other workers is unreliable.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Control:
         host: EmbeddedHost,
         transfer: TransferEngine | None,
         listener: Listener | None,
+        faults: ControlFaults | None,
         on_registered: Callable[[], object],
         on_lost: Callable[[str], object],
     ) -> None:
@@ -61,6 +65,7 @@ class Control:
         self._host = host
         self._transfer = transfer
         self._listener = listener
+        self._unreliable = UnreliableSends(faults) if faults else None
         self._on_registered = on_registered
         self._on_lost = on_lost
         self._inbox = Inbox()
@@ -106,7 +111,7 @@ class Control:
     def run(self) -> None:
         self.to_router(self._register)
         while not self._stopping:
-            self._poller.poll(int(HEARTBEAT_S * 1000))
+            self._poller.poll(int(self._wait_s() * 1000))
             # Taken before the inbox: what the engine loop posted before these happened is then
             # there to be run before them.
             events = self._transfer.poll_events() if self._transfer is not None else []
@@ -118,6 +123,11 @@ class Control:
             self._receive()
             self._tick(time.monotonic())
 
+    def _wait_s(self) -> float:
+        if self._unreliable is None:
+            return HEARTBEAT_S
+        return self._unreliable.wait_s(time.monotonic(), HEARTBEAT_S)
+
     # ---- what the host and the messenger send ----
 
     def to_router(self, message: Message) -> None:
@@ -125,7 +135,7 @@ class Control:
 
     def to_decode(self, route: bytes, message: Message) -> None:
         if self._listener is not None:
-            self._listener.send(route, message)
+            self._send(partial(self._listener.send, route, message))
 
     def to_prefill(self, endpoint: str, message: Message) -> None:
         connection = self._prefill_peers.get(endpoint)
@@ -133,7 +143,13 @@ class Control:
             connection = Connection(self._context, endpoint)
             self._prefill_peers[endpoint] = connection
             self._poller.register(connection.socket, zmq.POLLIN)
-        connection.send(message)
+        self._send(partial(connection.send, message))
+
+    def _send(self, send: Callable[[], object]) -> None:
+        if self._unreliable is None:
+            send()
+        else:
+            self._unreliable.send(send, time.monotonic())
 
     def close_prefill(self, endpoint: str) -> None:
         connection = self._prefill_peers.pop(endpoint, None)
@@ -167,6 +183,8 @@ class Control:
                 self._host.generate(message)
             case Abort():
                 self._host.abort(message.request)
+            case ReleaseHandoff() if self._decode is not None:
+                self._decode.release(message.handoff)
             case RegisterAgain():
                 self._register_again(time.monotonic())
             case Refused():
@@ -185,25 +203,34 @@ class Control:
     def _tick(self, now: float) -> None:
         if self._liveness.due(now):
             self.to_router(self._beat())
-            self.to_router(WorkerStatus(self._load(), self._counters()))
+            self.to_router(WorkerStatus(self._load(), self._counters(), self._errors()))
         if self._liveness.lost(now) is not None:
             self._register_again(now)
+        if self._unreliable is not None:
+            self._unreliable.send_due(now)
         if self._decode is not None:
             self._decode.tick(now)
         if self._prefill is not None:
             self._prefill.tick(now)
 
     def _load(self) -> Load:
+        load = self._host.load
+        if self._transfer is not None:
+            load = replace(load, in_flight=self._transfer.in_flight)
         if self._prefill is not None:
-            return replace(self._host.load, handoffs=self._prefill.open_handoffs)
+            load = replace(load, handoffs=self._prefill.open_handoffs, states=self._prefill.states)
         if self._decode is not None:
-            return replace(
-                self._host.load,
+            load = replace(
+                load,
                 quarantined_pages=self._decode.quarantined_pages,
                 handoffs=self._decode.open_handoffs,
+                states=self._decode.states,
                 slots=self._decode.slots_in_use,
             )
-        return self._host.load
+        return load
+
+    def _errors(self) -> dict[str, int]:
+        return self._transfer.errors() if self._transfer is not None else {}
 
     def _counters(self) -> dict[str, int]:
         counters = dict(self._host.counters)
@@ -212,4 +239,6 @@ class Control:
         for side in (self._decode, self._prefill):
             if side is not None:
                 counters |= {f"handoff_{k}": v for k, v in side.counters.items()}
+        if self._unreliable is not None:
+            counters |= {f"messages_{k}": v for k, v in self._unreliable.counters.items()}
         return counters

@@ -50,15 +50,15 @@ class EmbeddedHost:
     """Implements both sides of the messenger's port.
 
     `post(call, *arguments)` queues a call on the control thread; what else `connect` takes are
-    such calls. What the engine loop has to say is gathered and posted by `flush`, once per step:
-    waking the control thread takes the core away, and that must not stand between a landing and
-    its step.
+    such calls, and whether landings are `inspected` before they may be used. What the engine loop
+    has to say is gathered and posted by `flush`, once per step: waking the control thread takes the
+    core away, and that must not stand between a landing and its step.
     """
 
     def __init__(self, engine: Engine, worker: str, inbox: Inbox) -> None:
         self.engine = engine
         self.load = Load()
-        self.counters = {"local_prefills": 0, "handoffs": 0, "preemptions": 0}
+        self.counters = {"local_prefills": 0, "handoffs_requested": 0, "preemptions": 0}
         self._worker = worker
         self._inbox = inbox
         self._requests: dict[str, tuple[Generate, Sequence]] = {}
@@ -77,6 +77,7 @@ class EmbeddedHost:
         cancel_handoff: Callable[[str], object],
         landings: Landings | None,
         report_landing: Callable[[Landing], object],
+        inspected: bool,
         note_prefill: Callable[[int, TimelineEvent], object],
         abandon_prefill: Callable[[int, str], object],
     ) -> None:
@@ -86,6 +87,7 @@ class EmbeddedHost:
         self._cancel_handoff = cancel_handoff
         self._landings = landings
         self._report_landing = report_landing
+        self._inspected = inspected
         if landings is not None:
             self._inbox.watch(landings.fd)
         self._note_prefill = note_prefill
@@ -120,6 +122,13 @@ class EmbeddedHost:
     def release(self, handoff: int) -> None:
         self._inbox.post(self._release, handoff)
 
+    def pages(self, handoff: int) -> list[int]:
+        # They change no more once all are pushed, and leave the books only after `release`.
+        return self._jobs[handoff].sequence.pages
+
+    def intact(self, handoff: int, reached_ns: int) -> None:
+        self._inbox.post(self._landed, handoff, reached_ns)
+
     def lost(self, request: str, handoff: int, reason: str) -> None:
         self._inbox.post(self._lost, handoff, reason)
 
@@ -145,7 +154,7 @@ class EmbeddedHost:
         if self._landings is None:
             return
         for landing in self._landings.poll():
-            if not landing.overshot:
+            if not (landing.overshot or self._inspected):
                 self._landed(landing.handoff, landing.reached_ns)
             self._post(self._report_landing, landing)
 
@@ -258,7 +267,7 @@ class EmbeddedHost:
             layers=self.engine.layout.layer_count,
         )
         self._reserved[handoff] = Reservation(sequence)
-        self.counters["handoffs"] += 1
+        self.counters["handoffs_requested"] += 1
         event = TimelineEvent(
             "pages-reserved",
             now_ns(),

@@ -20,13 +20,13 @@ from relevo.errors import ConfigError, WorkerLost
 from relevo.messenger.decode_side import DecodeSide
 from relevo.messenger.prefill_side import PrefillSide
 from relevo.transfer.engine import TransferEngine
-from relevo.transfer.faults import parse_faults
 from relevo.types import Role
 from relevo.wire.messages import PROTOCOL_VERSION, Register
 from relevo.wire.sockets import Listener
 from relevo.worker.control import Control
 from relevo.worker.embedded import EmbeddedHost
 from relevo.worker.engine_loop import EngineLoop
+from relevo.worker.faults import parse_faults
 from relevo.worker.inbox import Inbox
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,8 @@ SWITCH_INTERVAL_S = 0.0002
 class WorkerConfig:
     """Settings of one worker. `credit_tokens`: how many prompt tokens a prefill worker takes on
     beyond the prompt that it is computing. `host` is the address that others reach it at; `faults`
-    makes its writes fail on purpose (see transfer/faults.py)."""
+    makes it misbehave on purpose (see faults.py). `verify_kv`: what lands is checked against
+    checksums of what was sent; `hold_handoffs`: and waits to be released."""
 
     name: str
     role: Role
@@ -51,6 +52,8 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     credit_tokens: int = 2560
     faults: str = ""
+    verify_kv: bool = False
+    hold_handoffs: bool = False
 
     def __post_init__(self) -> None:
         if self.role is not Role.MIXED and self.engine.device != "cpu":
@@ -67,14 +70,11 @@ class Worker:
     ) -> None:
         self._config = config
         self._lost: str | None = None
+        faults = parse_faults(config.faults)
         self._transfer = (
             None
             if config.role is Role.MIXED
-            else TransferEngine(
-                config.transport,
-                config.host,
-                parse_faults(config.faults) if config.faults else None,
-            )
+            else TransferEngine(config.transport, config.host, faults.writes)
         )
         allocate = self._transfer.allocate if self._transfer else _private_memory
         engine = Engine(config.engine, allocate, progress)
@@ -96,6 +96,7 @@ class Worker:
             host=self._host,
             transfer=self._transfer,
             listener=self._listener,
+            faults=faults.messages,
             on_registered=on_ready,
             on_lost=self._on_lost,
         )
@@ -164,7 +165,10 @@ class Worker:
                 send=control.to_prefill,
                 close=control.close_prefill,
                 note=control.note,
+                tell=control.to_router,
                 beat=self._loop.beat,
+                verify=self._config.verify_kv,
+                hold=self._config.hold_handoffs,
             )
         elif self._transfer is not None:
             prefill = PrefillSide(
@@ -184,6 +188,7 @@ class Worker:
             cancel_handoff=decode.cancel if decode else _no_messenger,
             landings=decode.landings if decode else None,
             report_landing=decode.landed if decode else _no_messenger,
+            inspected=decode.inspects if decode else False,
             note_prefill=prefill.note if prefill else _no_messenger,
             abandon_prefill=prefill.abandon if prefill else _no_messenger,
         )
