@@ -1,7 +1,7 @@
 // CPU kernels on the pool's page layout [head][K,V][token][dim].
 //
 // All pointers are borrowed for the call. Values are float or bfloat16 (its upper 16 bits);
-// arithmetic is float. Functions are free of state and may run on any thread.
+// arithmetic is float. Functions may run on any thread; those with `threads` share one pool.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// Python's view of the CPU kernels. Tensors come as addresses: the caller (engine/attention)
-// has checked dtype, shape and contiguity, and keeps them alive for the call.
+// Python's view of the CPU kernels. Tensors come as addresses: the caller
+// (engine/attention, engine/models/linear) has checked dtype, shape and contiguity, and keeps them
+// alive for the call.
 
 #include <nanobind/nanobind.h>
 

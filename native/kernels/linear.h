@@ -1,8 +1,8 @@
 // The product of a few rows with a weight matrix: what a decode step spends its time on.
 //
 // A library's matrix product is made for many rows; at one to sixteen it reads the weights several
-// times slower than memory delivers them. This one is bound by memory there. A row's result does
-// not depend on which rows are beside it.
+// times slower than memory delivers them. This one is bound by memory there. In here a row's result
+// does not depend on which rows are beside it.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,8 @@ class ThreadPool {
   ~ThreadPool();
 
   // Calls part(i, threads) for every i < threads, part 0 on the caller's thread, and returns when
-  // all have. From any thread, one loop at a time.
+  // all have. From any thread, one loop at a time. Every helper that there is looks at every loop,
+  // also where it has no part in it: loops are expected to want the same number of threads.
   void run(int threads, const std::function<void(int, int)>& part);
 
  private:

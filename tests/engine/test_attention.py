@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import relevo.engine.attention
 from relevo.engine.attention import (
     AttentionBatch,
     CpuAttention,
@@ -35,9 +36,13 @@ def backend(kind, model, dtype, pool):
     return kind(model, layout, pool, cos, sin)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "native"),
+    [(torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)],
+)
 @pytest.mark.parametrize("shape", [(4, 2, 16), (9, 3, 64), (2, 2, 40), (8, 1, 128)])
-def test_kernels_equal_torch(dtype, shape):
+def test_kernels_equal_torch(dtype, native, shape, monkeypatch):
+    monkeypatch.setattr(relevo.engine.attention, "bfloat16_is_native", lambda: native)
     torch.manual_seed(3)
     model = config(*shape)
     pool = torch.randn(2, PAGES, model.kv_heads, 2, PAGE_TOKENS, model.head_dim).to(dtype)

@@ -1,8 +1,12 @@
 """The product of a few rows, against float64."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
+from relevo.engine import _kernels
 from relevo.engine.models import linear
 from relevo.engine.models.linear import product
 
@@ -40,7 +44,7 @@ def test_equals_float64(dtype, inputs, outputs, threads):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_does_not_depend_on_its_neighbours(dtype, threads):
-    """Else a request's tokens would change with what happens to be decoded beside it."""
+    """So that decode steps of a few sequences give what each alone gives."""
     for inputs, outputs in SHAPES:
         x, weight, bias = matrices(dtype, 16, inputs, outputs)
         alone = torch.cat([product(row[None], weight, bias) for row in x])
@@ -55,6 +59,36 @@ def test_rows_that_are_not_contiguous():
 
 def test_many_rows_without_native_bfloat16(monkeypatch):
     monkeypatch.setattr(linear, "_NATIVE", False)
+    products = []
+
+    def recorded(x, weight, bias):
+        products.append(x.dtype)
+        return torch.nn.functional.linear(x, weight, bias)
+
+    monkeypatch.setattr(linear, "linear", recorded)
     x, weight, bias = matrices(torch.bfloat16, 100, 64, 32)
     wanted = (x.double() @ weight.double().T + bias.double()).to(torch.bfloat16)
     assert (product(x, weight, bias) - wanted).abs().max() <= 2**-7 * wanted.abs().max()
+    assert products == [torch.float32]
+
+
+def test_callers_of_any_number_share_the_threads():
+    """Loops of one to four threads, from three threads at once, with pauses in which helpers fall
+    asleep."""
+    x, weight, _ = matrices(torch.float32, 4, 576, 1536)
+    wanted = product(x, weight)
+
+    def work(seed):
+        for i in range(300):
+            out = torch.empty_like(wanted)
+            threads = 1 + (seed + i) % 4
+            _kernels.linear(
+                False, x.data_ptr(), weight.data_ptr(), 0, out.data_ptr(), 4, 576, 1536, threads
+            )
+            assert torch.equal(out, wanted)
+            if i % 50 == 0:
+                time.sleep(0.002)
+
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(work, seed) for seed in range(3)]:
+            done.result(timeout=60)

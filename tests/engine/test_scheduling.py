@@ -83,6 +83,25 @@ def test_a_remote_prompt_with_little_left_is_computed_here():
     assert s.schedule().chunks
 
 
+def test_waiting_handoffs_leave_every_running_sequence_its_next_page():
+    """Else prompts that are computed elsewhere would take the pages that decoding needs."""
+    s = scheduler(pages=12)
+    running = [greedy(str(i), range(4), 20) for i in range(2)]
+    for sequence in running:
+        s.add(sequence)
+    s.admit()
+    for i in range(8):
+        s.add(Sequence(f"r{i}", list(range(9)), Sampling(4), remote=True))
+    awaiting = s.admit()
+    assert awaiting
+    assert s.pool.available >= len(running)
+    for sequence in running:
+        sequence.computed = 8
+        sequence.tokens += [0] * 5
+    assert s.schedule().decodes == tuple(running)
+    assert s.preemptions == 0
+
+
 def test_a_lost_handoff_keeps_its_pages_apart_and_starts_again_on_fresh_ones():
     s = scheduler(pages=8)
     sequence = Sequence("r", list(range(9)), Sampling(4), remote=True)

@@ -162,6 +162,19 @@ def test_the_main_job_between_two_hosts(smollm, hosts, expected):
         assert handed_off(hosts, id)
 
 
+def test_a_link_that_is_slow_and_loses_packets(smollm, hosts, expected):
+    inside = ["ip", "netns", "exec", hosts.names[1], "tc", "qdisc"]
+    where = ["dev", hosts.links[1], "root"]
+    done = run(*inside, "add", *where, "netem", "delay", "20ms", "5ms", "loss", "1%")
+    if done.returncode:
+        pytest.skip(f"`tc qdisc add ... netem` is not possible here: {done.stderr.strip()}")
+    try:
+        work = [hosts.begin(smollm, prompt) for prompt in PROMPTS]
+        assert [hosts.end(process)[0] for process in work] == expected[: len(PROMPTS)]
+    finally:
+        run(*inside, "delete", *where)
+
+
 def test_the_link_cut_in_mid_transfer_and_back(smollm, hosts, expected):
     work = hosts.begin(smollm, LONG)
     deadline = time.monotonic() + 30

@@ -218,7 +218,7 @@ class HandoffMachine(RuleBasedStateMachine):
     def _at_decode(self, message: object) -> None:
         match message:
             case Accepted():
-                self._decode(self.decoder.accepted(message.handoff))
+                self.decoder.accepted(message.handoff, self.now)
             case Rejected():
                 self._decode(self.decoder.rejected(message.handoff, message.reason))
             case CancelAck():

@@ -28,7 +28,7 @@ def kinds(actions):
 
 def test_the_usual_way():
     table = requested()
-    assert table.accepted(1) == []
+    assert table.accepted(1, 0.0)
     assert kinds(table.counted(SLOT, 1.0, overshot=False)) == [Landed]
     assert len(table) == 0
 
@@ -36,7 +36,7 @@ def test_the_usual_way():
 def test_it_may_land_before_it_was_accepted():
     table = requested()
     assert kinds(table.counted(SLOT, 1.0, overshot=False)) == [Landed]
-    assert table.accepted(1) == []
+    assert table.accepted(1, 0.0) is False
 
 
 def test_a_count_of_another_generation_is_not_ours():
@@ -48,7 +48,7 @@ def test_a_count_of_another_generation_is_not_ours():
 def test_rejected_and_failed_free_at_once_because_nothing_can_come():
     assert kinds(requested().rejected(1, "busy")) == [Lost, Freed]
     table = requested()
-    table.accepted(1)
+    table.accepted(1, 0.0)
     assert kinds(table.failed(1, "a write failed")) == [Lost, Freed]
 
 
@@ -93,6 +93,13 @@ def test_what_is_not_answered_is_said_again_ever_more_rarely():
         (106, [Send(9, Cancel(1))]),
     ]
     assert table.repeats == 9
+
+
+def test_an_accepted_request_is_said_again_rarely():
+    """Its failure may have been told and not heard."""
+    table = requested()
+    assert table.accepted(1, now=0.5)
+    assert [now for now in range(1, 100) if table.tick(float(now))] == [11, 31, 71]
 
 
 def test_an_unanswered_cancel_fences_and_a_timeout_never_frees():

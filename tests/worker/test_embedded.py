@@ -5,8 +5,10 @@ import pytest
 import torch
 import transformers
 
+from relevo.messenger.landings import Landing
+from relevo.messenger.slots import Slot
 from relevo.types import Sampling
-from relevo.wire.messages import Generate, PrefillCandidate
+from relevo.wire.messages import Generate, PrefillCandidate, PrefillDone
 from relevo.worker.embedded import EmbeddedHost
 from relevo.worker.inbox import Inbox
 from tests.engine.conftest import CHECKPOINTS, make_engine
@@ -25,26 +27,34 @@ def folder(tmp_path_factory):
 class Played:
     """A host on an engine, with the messenger's and the router's ends recorded."""
 
-    def __init__(self, folder, tmp_path):
+    def __init__(self, folder, tmp_path, inspected=False):
         self.inbox = Inbox()
         self.engine = make_engine(folder, tmp_path)
         self.host = EmbeddedHost(self.engine, "d", self.inbox)
         self.wanted, self.cancelled, self.said = [], [], []
+        self.landed, self.reported = [], []
+        self.fd = self.inbox.fd
         self.host.connect(
             post=lambda call, *arguments: call(*arguments),
             to_router=self.said.append,
             request_handoff=lambda wanted, candidates: self.wanted.append((wanted, candidates)),
             cancel_handoff=self.cancelled.append,
-            landings=None,
-            report_landing=None,
-            inspected=False,
+            landings=self,
+            report_landing=self.reported.append,
+            inspected=inspected,
             note_prefill=None,
             abandon_prefill=None,
         )
 
+    def poll(self):
+        """As Landings does."""
+        landed, self.landed = self.landed, []
+        return [Landing(handoff, Slot(0, 0), 5, overshot=False) for handoff in landed]
+
     def turn(self):
         """One turn of the engine loop, without computing."""
         self.inbox.run_all()
+        self.host.poll_landings()
         self.host.admit()
         self.host.flush()
 
@@ -130,3 +140,59 @@ def test_dropping_everything_is_told_when_it_is_done(played):
     played.host.abort_all(lambda: done.append(played.engine.scheduler.awaiting_kv[:]))
     played.turn()
     assert done == [[]]
+
+
+@pytest.fixture
+def inspected(folder, tmp_path):
+    """A host that waits for `intact`, with a hand-off that has landed."""
+    played = Played(folder, tmp_path, inspected=True)
+    played.generate()
+    played.landed = [played.wanted[0][0].handoff]
+    played.turn()
+    return played
+
+
+def test_what_is_inspected_runs_when_it_is_intact_and_its_credit_is_free_before(inspected):
+    assert [landing.handoff for landing in inspected.reported] == [inspected.wanted[0][0].handoff]
+    assert PrefillDone("r", 1) in inspected.said
+    assert not inspected.engine.scheduler.running
+    inspected.host.intact(inspected.wanted[0][0].handoff, 5)
+    inspected.turn()
+    assert inspected.engine.scheduler.running
+
+
+def test_what_arrived_wrong_goes_on_with_the_next_candidate(inspected):
+    (first, _) = inspected.wanted[0]
+    inspected.host.lost("r", first.handoff, "checksums differ")
+    inspected.host.freed(first.handoff)
+    inspected.turn()
+    assert len(inspected.wanted) == 2
+    assert inspected.held == len(inspected.engine.scheduler.awaiting_kv[0].pages)
+
+
+@pytest.mark.parametrize("last_word", ["intact", "freed"])
+def test_what_is_aborted_while_it_is_inspected_frees_its_pages_once(inspected, last_word):
+    """The messenger may have let it go before it heard of the abort."""
+    inspected.host.abort("r")
+    inspected.turn()
+    assert inspected.cancelled == ["r"]
+    handoff = inspected.wanted[0][0].handoff
+    if last_word == "intact":
+        inspected.host.intact(handoff, 5)
+    else:
+        inspected.host.freed(handoff)
+    inspected.turn()
+    assert inspected.held == 0
+
+
+def test_a_later_attempt_while_an_earlier_one_is_inspected(inspected):
+    inspected.generate(attempt=2)
+    assert inspected.cancelled == ["r"]
+    assert len(inspected.wanted) == 2
+    inspected.host.freed(inspected.wanted[0][0].handoff)
+    inspected.landed = [inspected.wanted[1][0].handoff]
+    inspected.turn()
+    inspected.host.intact(inspected.wanted[1][0].handoff, 6)
+    inspected.turn()
+    assert PrefillDone("r", 2) in inspected.said
+    assert len(inspected.engine.scheduler.running) == 1

@@ -44,25 +44,29 @@ class _Samples:
         }
 
 
-def run_handoff(model: ModelSource, repeats: int | None, *, as_json: bool) -> int:
+def run_handoff(model: ModelSource, repeats: int | None, *, verify_kv: bool, as_json: bool) -> int:
     """Prints rows by transport and prompt length. Returns the exit code."""
     count = repeats or DEFAULT_REPEATS
     rows: list[dict[str, Any]] = []
     for transport in TRANSPORTS:
-        rows += _measure(model, transport, count)
+        rows += _measure(model, transport, count, verify_kv)
     settings = {
         "repeats": count,
         "generated_tokens": GENERATED,
         "colocated": "one mixed worker on the prefill worker's cores, as many threads",
         "dtype": "bfloat16",
+        "verify_kv": verify_kv,
     }
     emit(model.name, settings, rows, as_json=as_json)
     return 0
 
 
-def _measure(model: ModelSource, transport: str, repeats: int) -> list[dict[str, Any]]:
+def _measure(
+    model: ModelSource, transport: str, repeats: int, verify_kv: bool
+) -> list[dict[str, Any]]:
     prefill_cores = own_cores(2)[0]
-    split = DeploymentConfig(model=model, transport=transport)
+    arguments = ("--verify-kv",) if verify_kv else ()
+    split = DeploymentConfig(model=model, transport=transport, worker_arguments=arguments)
     mixed = DeploymentConfig(model=model, prefill=0, decode=0, mixed=1, cores=prefill_cores)
     with ExitStack() as stack:
         say(f"{transport}: starting a split and a co-located deployment")

@@ -182,7 +182,12 @@ def _doctor(options: argparse.Namespace) -> int:
 def _bench_handoff(options: argparse.Namespace) -> int:
     from relevo.bench.handoff import run_handoff
 
-    return run_handoff(resolve_model(options.model), options.repeats, as_json=options.json)
+    return run_handoff(
+        resolve_model(options.model),
+        options.repeats,
+        verify_kv=options.verify_kv,
+        as_json=options.json,
+    )
 
 
 def _bench_interference(options: argparse.Namespace) -> int:

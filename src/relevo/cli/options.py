@@ -9,7 +9,7 @@ from relevo import __version__
 _ENGINE_OPTIONS: tuple[tuple[str, type, object, str], ...] = (
     ("--dtype", str, "bfloat16", "bfloat16, float32 or float16"),
     ("--device", str, "cpu", "cpu, or cuda for mixed workers"),
-    ("--kv-memory", int, 224, "MiB of KV pool per worker"),
+    ("--kv-memory", int, 200, "MiB of KV pool per worker"),
     ("--page-tokens", int, 16, "tokens per KV page"),
     ("--step-tokens", int, 2048, "most tokens in one step; longer prompts go in chunks"),
     ("--max-running", int, 64, "most requests that a worker runs at once"),
@@ -145,6 +145,8 @@ def _bench(parser: argparse.ArgumentParser) -> None:
         _model(kind, default="SmolLM2-135M-Instruct")
         kind.add_argument("--json", action="store_true", help="JSON on standard output")
         kind.add_argument("--repeats", type=_positive, default=None, help="repeats per figure")
+        if name == "handoff":
+            kind.add_argument("--verify-kv", action="store_true", help="with checksums of the KV")
 
 
 def _positive(text: str) -> int:

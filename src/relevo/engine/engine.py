@@ -37,7 +37,7 @@ class EngineConfig:
     dtype: str = "bfloat16"
     device: str = "cpu"
     threads: int = 1
-    pool_bytes: int = 224 << 20
+    pool_bytes: int = 200 << 20
     page_tokens: int = 16
     step_tokens: int = 2048
     max_running: int = 64

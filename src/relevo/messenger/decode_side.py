@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -43,6 +44,7 @@ from relevo.wire.messages import (
 )
 
 HANDOFF_DEADLINE_S = 120.0
+MOST_UNTOLD = 4096
 
 
 class DecodeSide:
@@ -93,15 +95,18 @@ class DecodeSide:
             tell=tell,
             note=note,
         )
-        # Request and link of hand-offs whose timings are still to come.
-        self._untold: dict[int, tuple[str, int]] = {}
+        # Request and link of hand-offs whose timings are still to come. They may have been lost.
+        self._untold: OrderedDict[int, tuple[str, int]] = OrderedDict()
         self._counters = dict.fromkeys(
             ("landed", "lost", "cancelled", "fences", "link_failures"), 0
         )
 
     @property
     def counters(self) -> dict[str, int]:
-        return self._counters | {"repeats": self._table.repeats} | self._inspection.counters
+        own = Counter(self._counters)
+        own["repeats"] = self._table.repeats
+        own.update(self._inspection.counters)
+        return dict(own)
 
     @property
     def states(self) -> dict[str, int]:
@@ -156,8 +161,8 @@ class DecodeSide:
             case Refused():
                 self._drop(peer, f"the prefill worker refused the link: {message.reason}")
             case Accepted():
-                self._do(self._table.accepted(message.handoff))
-                self._event(message.handoff, "handoff-accepted")
+                if self._table.accepted(message.handoff, time.monotonic()):
+                    self._event(message.handoff, "handoff-accepted")
             case Rejected():
                 self._do(self._table.rejected(message.handoff, message.reason))
             case Failed():
@@ -219,6 +224,8 @@ class DecodeSide:
             verify=self.inspects,
         )
         self._untold[wanted.handoff] = wanted.request, peer.link
+        if len(self._untold) > MOST_UNTOLD:
+            self._untold.popitem(last=False)
         now = time.monotonic()
         self._do(self._table.request(message, peer.worker, now, HANDOFF_DEADLINE_S))
         self._event(wanted.handoff, "handoff-requested")
@@ -241,7 +248,8 @@ class DecodeSide:
         """Fences a peer. The next request to the same endpoint opens a new link."""
         self._counters["link_failures"] += 1
         self._links.remove(peer)
-        self._untold = {h: u for h, u in self._untold.items() if u[1] != peer.link}
+        for handoff in [h for h, (_, link) in self._untold.items() if link == peer.link]:
+            del self._untold[handoff]
         for wanted in peer.waiting:
             self._never_asked(wanted, reason)
         self._do(self._table.link_lost(peer.link, reason))

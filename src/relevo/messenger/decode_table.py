@@ -11,7 +11,8 @@
     QUARANTINED ──link closed──► done (freed)
 
 A request or a cancel that gets no answer is said again: both are idempotent, and a link may lose
-messages without being lost itself.
+messages without being lost itself. An accepted request is said again too, but rarely: its failure
+may have been told and not heard.
 
 The rule behind it: pages and slot are freed only when nothing can still write to them. A timeout
 is never an acknowledgement; it leads to a fence.
@@ -29,6 +30,7 @@ from relevo.wire.messages import Cancel, Message, PrefillRequest
 
 CANCEL_DEADLINE_S = 10.0
 RETRY_S = 1.0  # doubled with every time that the same thing is said
+ACCEPTED_RETRY_S = 10.0
 
 
 class State(enum.Enum):
@@ -145,11 +147,15 @@ class DecodeTable:
         self._by_slot[handoff.slot] = handoff.id
         return [Send(message.link, message)]
 
-    def accepted(self, id: int) -> list[Action]:
+    def accepted(self, id: int, now: float) -> bool:
+        """Whether that is news."""
         handoff = self._handoffs.get(id)
-        if handoff is not None and handoff.state is State.REQUESTED:
-            handoff.state = State.ACCEPTED
-        return []
+        if handoff is None or handoff.state is not State.REQUESTED:
+            return False
+        handoff.state = State.ACCEPTED
+        handoff.repeat_s = ACCEPTED_RETRY_S
+        handoff.repeat_at = now + ACCEPTED_RETRY_S
+        return True
 
     def told(self, id: int, checksums: bytes) -> None:
         """What was sent. Says nothing about what has arrived."""

@@ -43,7 +43,10 @@ class Inspection:
         self._tell = tell
         self._note = note
         self._arrivals = Arrivals(hold)
-        self.counters = dict.fromkeys(("verified", "mismatched", "unverified", "released"), 0)
+        # `lost` and `cancelled` add to those of hand-offs that never landed.
+        self.counters = dict.fromkeys(
+            ("verified", "mismatched", "unverified", "released", "lost", "cancelled"), 0
+        )
 
     @property
     def waiting(self) -> int:
@@ -87,6 +90,7 @@ class Inspection:
                 case Spoiled():
                     self._spoiled(action)
                 case Freed():
+                    self.counters["cancelled"] += 1
                     self._tell_gone(action.arrival)
                     self._host.freed(action.arrival.handoff.id)
 
@@ -110,6 +114,7 @@ class Inspection:
         )
         log.error("request %s is prefilled again: %s", handoff.request, reason)
         self.counters["mismatched" if action.layers else "unverified"] += 1
+        self.counters["lost"] += 1
         self._host.lost(handoff.request, handoff.id, reason)
         self._host.freed(handoff.id)
 

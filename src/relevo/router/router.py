@@ -85,6 +85,7 @@ class Router:
         self._queue: deque[Request] = deque()
         self._ready_at = time.monotonic()
         self._requests: dict[str, Request] = {}
+        self._undivided = False
 
     async def run(self) -> None:
         """Until cancelled, or until something in here fails, which it raises."""
@@ -214,6 +215,8 @@ class Router:
             request.prefill = prefill[0].info.worker
             prefill[0].prefilling[request.id] = len(tokens)
             workers[Role.PREFILL.value] = request.prefill
+        else:
+            self._note_undivided(worker, len(tokens))
         if timeline is not None:
             timeline.workers = workers
         self._note(request, "dispatched")
@@ -224,6 +227,17 @@ class Router:
             worker.route,
             Generate(request.id, request.attempt, tokens, sampling, candidates),
         )
+
+    def _note_undivided(self, worker: Member, tokens: int) -> None:
+        """A decode worker computes a prompt that should have been handed off: said aloud, once
+        until there is a prefill worker again."""
+        short = tokens - 1 <= worker.info.local_prefill_tokens
+        if worker.info.role is not Role.DECODE or short:
+            return
+        self.counters["not_disaggregated"] += 1
+        if not self._undivided:
+            log.warning("there is no prefill worker: decode workers compute prompts themselves")
+        self._undivided = True
 
     def _end(self, request: Request) -> None:
         """Forgets a request; where it still runs, its worker is told to stop."""
@@ -298,6 +312,8 @@ class Router:
             self._lose(replaced, "it was restarted")
         self._reply(route, Registered())
         log.info("worker %s (%s) registered", message.worker, message.role)
+        if message.role is Role.PREFILL:
+            self._undivided = False
         self._dispatch()
 
     def _refusal(self, message: Register) -> str | None:

@@ -17,6 +17,7 @@ _ROUTER_COUNTERS = {
     "failed": "Requests that ended in an error",
     "refused": "Requests turned away because the queue was full",
     "resubmitted": "Requests sent to another worker after theirs was lost",
+    "not_disaggregated": "Prompts that decode workers computed for want of a prefill worker",
     "workers_lost": "Workers that died, fell silent or were replaced",
 }
 

@@ -11,7 +11,7 @@ import msgspec
 
 from relevo.types import FinishReason, Role, Sampling, TimelineEvent
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 

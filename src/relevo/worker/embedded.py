@@ -154,7 +154,9 @@ class EmbeddedHost:
         if self._landings is None:
             return
         for landing in self._landings.poll():
-            if not (landing.overshot or self._inspected):
+            if self._inspected:
+                self._prefilled(landing.handoff)
+            elif not landing.overshot:
                 self._landed(landing.handoff, landing.reached_ns)
             self._post(self._report_landing, landing)
 
@@ -287,6 +289,13 @@ class EmbeddedHost:
         )  # fmt: skip
         self._note(sequence, event)
         self._post(self._to_router, PrefillDone(sequence.id, message.attempt))
+
+    def _prefilled(self, handoff: int) -> None:
+        """What has landed may have to wait; the prefill worker's credit need not."""
+        reservation = self._reserved.get(handoff)
+        if reservation is not None and reservation.at_risk is None:
+            message, _ = self._requests[reservation.sequence.id]
+            self._post(self._to_router, PrefillDone(message.request, message.attempt))
 
     def _landed(self, handoff: int, reached_ns: int) -> None:
         reservation = self._reserved.pop(handoff, None)

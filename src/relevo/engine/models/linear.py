@@ -19,7 +19,8 @@ def bfloat16_is_native() -> bool:
 
 
 _NATIVE = bfloat16_is_native()
-# Up to so many rows our kernel is the faster one (see native/kernels/linear.h).
+# Up to so many rows our kernel is the faster one (see native/kernels/linear.h). Beyond, and beside
+# chunks of a prompt, a row's last bits may differ.
 _FEW_ROWS = {torch.float32: 16, torch.bfloat16: 16 if _NATIVE else 48}
 
 
