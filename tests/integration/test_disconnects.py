@@ -15,7 +15,7 @@ PARALLEL = 8
 
 
 async def one(session, api, generator, seed):
-    prompt = random_prompt(generator.randint(1, 120), seed)
+    prompt = random_prompt(generator.randint(1, 60), seed)
     body = {
         "model": api.model, "prompt": prompt, "max_tokens": generator.randint(1, 10),
         "ignore_eos": True, "stream": generator.random() < 0.5,
@@ -59,7 +59,7 @@ def resident(api):
 
 @pytest.mark.timeout(600)
 def test_five_hundred_requests_a_fifth_of_whose_clients_leave(split):
-    asyncio.run(many(split, 200))  # caches, arenas and pools have their size
+    asyncio.run(many(split, 100))  # caches, arenas and pools have their size
     split.wait_idle()
     before = resident(split)
     results = asyncio.run(many(split, REQUESTS))
@@ -68,9 +68,4 @@ def test_five_hundred_requests_a_fifth_of_whose_clients_leave(split):
     after = resident(split)
     assert all(after[name] < before[name] + 40 for name in before), (before, after)
     assert split.tokens([1, 2, 3], 2)
-    import urllib.request
-
-    with urllib.request.urlopen(f"{split.url}/metrics") as response:
-        metrics = response.read().decode()
-    assert "\nrelevo_queued 0.0" in metrics
-    assert "\nrelevo_running 0.0" in metrics
+    assert split.metric("relevo_queued") == split.metric("relevo_running") == 0

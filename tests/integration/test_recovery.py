@@ -13,8 +13,8 @@ from relevo.launch.process import Process
 
 from .conftest import EXACT, Api, deployed, random_prompt
 
-PROMPTS = [random_prompt(n, 300 + n) for n in (40, 700, 900, 1100)]
-GENERATED = 40
+PROMPTS = [random_prompt(n, 300 + n) for n in (40, 400, 500, 600)]
+GENERATED = 24
 TRANSPORTS = ["local", "tcp"]
 
 pytestmark = pytest.mark.timeout(600)

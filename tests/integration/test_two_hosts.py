@@ -12,7 +12,7 @@ import pytest
 
 from .conftest import EXACT, deployed, random_prompt
 
-PROMPTS = [random_prompt(n, 500 + n) for n in (17, 64, 300, 1200)]
+PROMPTS = [random_prompt(n, 500 + n) for n in (17, 64, 300, 500)]
 GENERATED = 6
 LONG = random_prompt(1900, 9)
 CONTROL = "tcp://10.97.0.1:5570"

@@ -9,7 +9,7 @@ import pytest
 
 from .conftest import EXACT, deployed, random_prompt
 
-PROMPT = random_prompt(1500, 77)
+PROMPT = random_prompt(1000, 77)
 
 
 @pytest.fixture(scope="module")
