@@ -9,7 +9,8 @@ namespace relevo {
 namespace {
 
 constexpr int kLanes = 8;
-constexpr int64_t kStride = 4 * kLanes;     // a cache line of bfloat16
+constexpr int64_t kStep = 2 * kLanes;
+constexpr int64_t kStride = 2 * kStep;      // a cache line of bfloat16
 constexpr int64_t kShare = 16;              // outputs that all rows go through at once
 constexpr int64_t kWorthAThread = 1 << 18;  // weights below which one thread does
 
@@ -18,23 +19,39 @@ constexpr int64_t kWorthAThread = 1 << 18;  // weights below which one thread do
 
 typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
 typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t))));
-typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t))));
 
-RELEVO_INLINE void load_lanes(const float* from, Floats& to) { std::memcpy(&to, from, sizeof(to)); }
-RELEVO_INLINE void load_lanes(const bfloat16* from, Floats& to) {
-  Halves halves;
-  std::memcpy(&halves, from, sizeof(halves));
-  Words words = __builtin_convertvector(halves, Words) << 16;
-  std::memcpy(&to, &words, sizeof(to));
+// kStep values as two vectors. Those of bfloat16 come as the even ones and the odd ones, since that
+// takes one instruction each; in_steps() brings x into the same order.
+RELEVO_INLINE void load_step(const float* from, Floats to[2]) {
+  std::memcpy(to, from, 2 * sizeof(Floats));
+}
+RELEVO_INLINE void load_step(const bfloat16* from, Floats to[2]) {
+  Words words;
+  std::memcpy(&words, from, sizeof(words));
+  Words even = words << 16;
+  Words odd = words & 0xffff0000u;
+  std::memcpy(&to[0], &even, sizeof(even));
+  std::memcpy(&to[1], &odd, sizeof(odd));
+}
+
+void in_steps(const bfloat16* x, float* to, int64_t in) {
+  int64_t k = 0;
+  for (; k + kStep <= in; k += kStep) {
+    for (int64_t i = 0; i < kLanes; ++i) {
+      to[k + i] = load(x[k + 2 * i]);
+      to[k + kLanes + i] = load(x[k + 2 * i + 1]);
+    }
+  }
+  for (; k < in; ++k) to[k] = load(x[k]);
 }
 
 RELEVO_INLINE float sum_lanes(const Floats& lanes) {
-  float sums[kLanes];
-  std::memcpy(sums, &lanes, sizeof(sums));
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int lane = 0; lane < width; ++lane) sums[lane] += sums[lane + width];
-  }
-  return sums[0];
+  typedef float Half __attribute__((vector_size(kLanes / 2 * sizeof(float))));
+  Half halves[2];
+  std::memcpy(halves, &lanes, sizeof(halves));
+  Half sums = halves[0] + halves[1];
+  sums += __builtin_shufflevector(sums, sums, 2, 3, 0, 1);
+  return sums[0] + sums[1];
 }
 
 template <typename T>
@@ -47,15 +64,18 @@ RELEVO_INLINE void prefetch_stride(const T* from) {
 template <int kRows, int kOutputs, typename T>
 RELEVO_INLINE void add_products(const float* x, const T* weight, int64_t in,
                                 Floats (&sums)[kRows][kOutputs]) {
-  Floats w[kOutputs];
+  Floats w[kOutputs][2];
   RELEVO_UNROLL
-  for (int o = 0; o < kOutputs; ++o) load_lanes(weight + o * in, w[o]);
+  for (int o = 0; o < kOutputs; ++o) load_step(weight + o * in, w[o]);
   RELEVO_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    Floats row;
-    load_lanes(x + r * in, row);
+  for (int half = 0; half < 2; ++half) {
     RELEVO_UNROLL
-    for (int o = 0; o < kOutputs; ++o) sums[r][o] += row * w[o];
+    for (int r = 0; r < kRows; ++r) {
+      Floats row;
+      std::memcpy(&row, x + r * in + half * kLanes, sizeof(row));
+      RELEVO_UNROLL
+      for (int o = 0; o < kOutputs; ++o) sums[r][o] += row * w[o][half];
+    }
   }
 }
 
@@ -64,18 +84,18 @@ template <int kRows, int kOutputs, typename T>
 RELEVO_INLINE void block(const float* x, const T* weight, const T* bias, T* out, int64_t in,
                          int64_t outputs) {
   Floats sums[kRows][kOutputs] = {};
-  int64_t whole = in / kLanes * kLanes;
+  int64_t whole = in / kStep * kStep;
   int64_t k = 0;
   for (; k + kStride <= whole; k += kStride) {
     // Rows are too short for the hardware to see a stream in each; together they are one.
     RELEVO_UNROLL
     for (int o = 0; o < kOutputs; ++o) prefetch_stride(weight + (kOutputs + o) * in + k);
     RELEVO_UNROLL
-    for (int step = 0; step < kStride; step += kLanes) {
+    for (int64_t step = 0; step < kStride; step += kStep) {
       add_products<kRows, kOutputs>(x + k + step, weight + k + step, in, sums);
     }
   }
-  for (; k < whole; k += kLanes) add_products<kRows, kOutputs>(x + k, weight + k, in, sums);
+  for (; k < whole; k += kStep) add_products<kRows, kOutputs>(x + k, weight + k, in, sums);
   RELEVO_UNROLL
   for (int r = 0; r < kRows; ++r) {
     RELEVO_UNROLL
@@ -106,14 +126,35 @@ RELEVO_INLINE void share_body(const float* x, const T* weight, const T* bias, T*
                               int64_t in, int64_t outputs, int64_t first, int64_t last) {
   for (int64_t o = first; o < last; o += kShare) {
     int64_t end = std::min(o + kShare, last);
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) {
-      rows_of<4, 2>(x + r * in, weight, bias, out + r * outputs, in, outputs, o, end);
+    for (int64_t r = 0; r < rows;) {
+      const float* from = x + r * in;
+      T* to = out + r * outputs;
+      // Up to six rows at once, shared out evenly: as many sums as a machine has registers for.
+      int64_t left = rows - r;
+      int64_t groups = (left + 5) / 6;
+      int64_t count = (left + groups - 1) / groups;
+      switch (count) {
+        case 6:
+          rows_of<6, 2>(from, weight, bias, to, in, outputs, o, end);
+          break;
+        case 5:
+          rows_of<5, 2>(from, weight, bias, to, in, outputs, o, end);
+          break;
+        case 4:
+          rows_of<4, 2>(from, weight, bias, to, in, outputs, o, end);
+          break;
+        case 3:
+          rows_of<3, 4>(from, weight, bias, to, in, outputs, o, end);
+          break;
+        case 2:
+          rows_of<2, 4>(from, weight, bias, to, in, outputs, o, end);
+          break;
+        default:
+          rows_of<1, 4>(from, weight, bias, to, in, outputs, o, end);
+          break;
+      }
+      r += count;
     }
-    for (; r + 2 <= rows; r += 2) {
-      rows_of<2, 4>(x + r * in, weight, bias, out + r * outputs, in, outputs, o, end);
-    }
-    if (r < rows) rows_of<1, 4>(x + r * in, weight, bias, out + r * outputs, in, outputs, o, end);
   }
 }
 
@@ -154,7 +195,7 @@ void linear<bfloat16>(const bfloat16* x, const bfloat16* weight, const bfloat16*
                       bfloat16* out, int64_t rows, int64_t in, int64_t outputs, int threads) {
   thread_local std::vector<float> wide;
   wide.resize(static_cast<size_t>(rows * in));
-  for (int64_t i = 0; i < rows * in; ++i) wide[static_cast<size_t>(i)] = load(x[i]);
+  for (int64_t r = 0; r < rows; ++r) in_steps(x + r * in, wide.data() + r * in, in);
   linear_body(wide.data(), weight, bias, out, rows, in, outputs, threads);
 }
 
