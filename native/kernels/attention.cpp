@@ -1,7 +1,6 @@
 #include "attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "thread_pool.h"
@@ -10,7 +9,7 @@ namespace relevo {
 namespace {
 
 constexpr int64_t kMaxDim = 256;
-constexpr int64_t kMaxPageTokens = 256;
+constexpr int64_t kBlock = 16;           // context tokens at once
 constexpr int64_t kMaxGroup = 16;        // query heads that share a KV head
 constexpr int64_t kWorthAThread = 4096;  // context tokens x KV heads below which one thread does
 
@@ -19,10 +18,24 @@ RELEVO_INLINE float dot(const float* a, const float* b, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
   return sum;
 }
-RELEVO_INLINE float dot(const float* a, const bfloat16* b, int64_t n) {
-  float sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += a[i] * load(b[i]);
-  return sum;
+// e^x for x <= 0, to about 1e-7 of its value, in operations that a loop can do on vectors: 2^i
+// times the Taylor series of what is left, which lies within ln(2)/2.
+RELEVO_INLINE float exp_negative(float x) {
+  x = std::max(x, -87.0f);
+  auto i = static_cast<int32_t>(x * 1.44269504f - 0.5f);
+  float f = x - static_cast<float>(i) * 0.693145752f - static_cast<float>(i) * 1.42860677e-6f;
+  float series = 1.0f / 5040;
+  series = series * f + 1.0f / 720;
+  series = series * f + 1.0f / 120;
+  series = series * f + 1.0f / 24;
+  series = series * f + 1.0f / 6;
+  series = series * f + 0.5f;
+  series = series * f + 1.0f;
+  series = series * f + 1.0f;
+  uint32_t bits = static_cast<uint32_t>(i + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, sizeof(power));
+  return series * power;
 }
 
 template <typename T>
@@ -59,48 +72,67 @@ RELEVO_INLINE void rotate_and_store_body(T* qkv, const float* cos, const float* 
   }
 }
 
-// All query heads of one KV head for one sequence: online softmax, a page at a time.
-template <typename T>
+// All query heads of one KV head for one sequence: online softmax over blocks of tokens, whose keys
+// and values are widened once for all of the heads. kDim: the head dimension where it is a common
+// one, so that loops over it are unrolled; 0: any.
+template <int kDim, typename T>
 RELEVO_INLINE void attend_head(const T* q, T* out, const int32_t* pages, int64_t length,
                                int64_t kv_head, int64_t group, float scale, const PoolLayer& pool) {
-  int64_t dim = pool.head_dim;
+  const int64_t dim = kDim != 0 ? kDim : pool.head_dim;
   int64_t plane = pool.page_tokens * dim;
-  float query[kMaxGroup][kMaxDim];
-  float total[kMaxGroup][kMaxDim];
+  alignas(64) float query[kMaxGroup][kMaxDim];
+  alignas(64) float total[kMaxGroup][kMaxDim];
+  alignas(64) float keys[kBlock * kMaxDim];
+  alignas(64) float values[kBlock * kMaxDim];
   float weight[kMaxGroup];
   float peak[kMaxGroup];
-  float score[kMaxPageTokens];
+  float score[kBlock];
   for (int64_t g = 0; g < group; ++g) {
     for (int64_t d = 0; d < dim; ++d) query[g][d] = load(q[g * dim + d]) * scale;
     for (int64_t d = 0; d < dim; ++d) total[g][d] = 0;
     weight[g] = 0;
     peak[g] = -3.0e38f;
   }
-  for (int64_t first = 0; first < length; first += pool.page_tokens) {
-    const T* keys = static_cast<const T*>(pool.base) +
-                    pages[first / pool.page_tokens] * pool.page_elements + 2 * kv_head * plane;
-    const T* values = keys + plane;
-    int64_t n = std::min(pool.page_tokens, length - first);
+  for (int64_t first = 0, n = 0; first < length; first += n) {
+    int64_t offset = first % pool.page_tokens;
+    n = std::min({kBlock, pool.page_tokens - offset, length - first});
+    const T* at = static_cast<const T*>(pool.base) +
+                  pages[first / pool.page_tokens] * pool.page_elements + 2 * kv_head * plane +
+                  offset * dim;
+    for (int64_t i = 0; i < n * dim; ++i) keys[i] = load(at[i]);
+    for (int64_t i = 0; i < n * dim; ++i) values[i] = load(at[plane + i]);
     for (int64_t g = 0; g < group; ++g) {
       float highest = peak[g];
       for (int64_t t = 0; t < n; ++t) {
         score[t] = dot(query[g], keys + t * dim, dim);
         highest = std::max(highest, score[t]);
       }
-      float rescale = std::exp(peak[g] - highest);
+      float rescale = exp_negative(peak[g] - highest);
       peak[g] = highest;
       weight[g] *= rescale;
+      for (int64_t t = 0; t < n; ++t) score[t] = exp_negative(score[t] - highest);
+      for (int64_t t = 0; t < n; ++t) weight[g] += score[t];
       for (int64_t d = 0; d < dim; ++d) total[g][d] *= rescale;
       for (int64_t t = 0; t < n; ++t) {
-        float p = std::exp(score[t] - highest);
-        weight[g] += p;
-        for (int64_t d = 0; d < dim; ++d) total[g][d] += p * load(values[t * dim + d]);
+        for (int64_t d = 0; d < dim; ++d) total[g][d] += score[t] * values[t * dim + d];
       }
     }
   }
   for (int64_t g = 0; g < group; ++g) {
     float norm = 1.0f / weight[g];
     for (int64_t d = 0; d < dim; ++d) store(&out[g * dim + d], total[g][d] * norm);
+  }
+}
+
+template <typename T>
+RELEVO_INLINE void attend_any(const T* q, T* out, const int32_t* pages, int64_t length,
+                              int64_t kv_head, int64_t group, float scale, const PoolLayer& pool) {
+  if (pool.head_dim == 64) {
+    attend_head<64>(q, out, pages, length, kv_head, group, scale, pool);
+  } else if (pool.head_dim == 128) {
+    attend_head<128>(q, out, pages, length, kv_head, group, scale, pool);
+  } else {
+    attend_head<0>(q, out, pages, length, kv_head, group, scale, pool);
   }
 }
 
@@ -123,11 +155,11 @@ RELEVO_INLINE void gather_body(T* keys, T* values, const int32_t* pages, int64_t
 // Function multiversioning needs plain functions, so each type has its own entry.
 RELEVO_CLONES void attend(const float* q, float* out, const int32_t* pages, int64_t length,
                           int64_t kv_head, int64_t group, float scale, const PoolLayer& pool) {
-  attend_head(q, out, pages, length, kv_head, group, scale, pool);
+  attend_any(q, out, pages, length, kv_head, group, scale, pool);
 }
 RELEVO_CLONES void attend(const bfloat16* q, bfloat16* out, const int32_t* pages, int64_t length,
                           int64_t kv_head, int64_t group, float scale, const PoolLayer& pool) {
-  attend_head(q, out, pages, length, kv_head, group, scale, pool);
+  attend_any(q, out, pages, length, kv_head, group, scale, pool);
 }
 
 template <typename T>

@@ -201,7 +201,7 @@ def make_attention(
     """CPU kernels for float32 and bfloat16 on the CPU, plain torch otherwise and for shapes that
     the kernels have no room for (see attention.cpp)."""
     on_cpu = pool.device.type == "cpu" and pool.dtype in (torch.float32, torch.bfloat16)
-    group, page_tokens = config.heads // config.kv_heads, layout.groups[0].page_tokens
-    fits = group <= 16 and config.head_dim <= 256 and page_tokens <= 256
+    group = config.heads // config.kv_heads
+    fits = group <= 16 and config.head_dim <= 256
     backend = CpuAttention if on_cpu and fits else TorchAttention
     return backend(config, layout, pool, cos, sin)
