@@ -20,6 +20,7 @@ LENGTHS = [
     513, 2000,
 ]  # fmt: skip
 PROMPTS = [random_prompt(length, seed) for seed, length in enumerate(LENGTHS)]
+SHORTER = PROMPTS[:-1]  # for bf16, which many CPUs compute slowly
 GENERATED = 8
 # In bf16 a batch's composition changes sums in the last bits. A first divergence counts as a
 # near-tie when the two best logits (of about 20) differ by less than this, by float32.
@@ -95,26 +96,25 @@ class busy:
 @pytest.fixture(scope="module")
 def bf16_alone(smollm):
     with deployed(smollm, mixed=1, cores=(0,), arguments=("--local-prefill-tokens", "0")) as api:
-        return api.tokens_at_once(PROMPTS, GENERATED, parallel=1)
+        return api.tokens_at_once(SHORTER, GENERATED, parallel=1)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("transport", "prompts"), [("local", 30), ("tcp", 29)])
-def test_bf16_is_exact_one_at_a_time(smollm, bf16_alone, transport, prompts):
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_bf16_is_exact_one_at_a_time(smollm, bf16_alone, transport):
     arguments = ("--local-prefill-tokens", "0")
     with deployed(smollm, prefill=1, decode=1, transport=transport, arguments=arguments) as api:
-        answers = api.tokens_at_once(PROMPTS[:prompts], GENERATED, parallel=1)
-    assert answers == bf16_alone[:prompts]
+        assert api.tokens_at_once(SHORTER, GENERATED, parallel=1) == bf16_alone
 
 
 @pytest.mark.timeout(600)
 def test_bf16_is_near_tied_in_batches(smollm, bf16_alone):
     arguments = ("--local-prefill-tokens", "0")
     with deployed(smollm, prefill=1, decode=1, transport="local", arguments=arguments) as api:
-        batched = api.tokens_at_once(PROMPTS, GENERATED)
+        batched = api.tokens_at_once(SHORTER, GENERATED)
     gaps = [
         logit_gap(smollm, prompt + alone[:first])
-        for prompt, alone, other in zip(PROMPTS, bf16_alone, batched, strict=True)
+        for prompt, alone, other in zip(SHORTER, bf16_alone, batched, strict=True)
         if (first := first_difference(alone, other)) is not None
     ]
     assert all(gap < NEAR_TIE for gap in gaps), gaps
