@@ -38,8 +38,15 @@ def test_there_are_thirty_prompts():
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("transport", ["local", "tcp"])
-@pytest.mark.parametrize("step_tokens", [4096, 96], ids=["whole", "chunked"])
+@pytest.mark.parametrize(
+    ("transport", "step_tokens"),
+    [
+        pytest.param("local", 4096, id="local-whole"),
+        pytest.param("tcp", 96, id="tcp-chunked"),
+        pytest.param("local", 96, id="local-chunked", marks=pytest.mark.slow),
+        pytest.param("tcp", 4096, id="tcp-whole", marks=pytest.mark.slow),
+    ],
+)
 def test_float32_is_exact_with_eight_at_once(smollm, expected, transport, step_tokens):
     arguments = (*EXACT, "--step-tokens", str(step_tokens))
     with deployed(smollm, prefill=1, decode=1, transport=transport, arguments=arguments) as api:

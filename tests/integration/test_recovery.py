@@ -16,6 +16,8 @@ from .conftest import EXACT, Api, deployed, random_prompt
 PROMPTS = [random_prompt(n, 300 + n) for n in (40, 400, 500, 600)]
 GENERATED = 24
 TRANSPORTS = ["local", "tcp"]
+# `make test` takes these over one transport, `make test-slow` over the other.
+MOSTLY_LOCAL = ["local", pytest.param("tcp", marks=pytest.mark.slow)]
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -81,7 +83,7 @@ def test_a_lost_decode_worker_s_requests_go_on_at_another(smollm, expected, tran
         api.wait_idle()
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", MOSTLY_LOCAL)
 def test_a_restarted_decode_worker_takes_its_requests_up_again(smollm, expected, transport):
     with deployed(smollm, prefill=1, decode=1, transport=transport, arguments=EXACT) as api:
         work = UnderWay(api)
@@ -93,7 +95,7 @@ def test_a_restarted_decode_worker_takes_its_requests_up_again(smollm, expected,
         api.wait_idle()
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", MOSTLY_LOCAL)
 def test_a_restarted_prefill_worker_is_used_again(smollm, expected, transport):
     with deployed(smollm, prefill=1, decode=1, transport=transport, arguments=EXACT) as api:
         work = UnderWay(api)
@@ -135,7 +137,7 @@ def test_a_stopped_prefill_worker_is_fenced_and_changes_nothing_when_it_goes_on(
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("decode", [1, 2])
+@pytest.mark.parametrize("decode", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_decode_worker_stopped_for_twenty_seconds(smollm, expected, transport, decode):
     """Alone, it takes its own requests up again."""
     with deployed(smollm, prefill=1, decode=decode, transport=transport, arguments=EXACT) as api:
