@@ -8,7 +8,7 @@ mkdir -p "$out"
 sources=(native/tests/transfer_test.cpp native/transfer/{counters,engine,engine_writes,faulty_driver,handshake,local_driver,memory_file,push}.cpp)
 libfabric=()
 [ -e /usr/include/rdma/fabric.h ] &&
-  libfabric=(-DRELEVO_LIBFABRIC native/transfer/libfabric_driver.cpp -lfabric)
+  libfabric=(-DRELEVO_LIBFABRIC native/transfer/libfabric_{driver,links}.cpp -lfabric)
 flags=(-std=c++20 -g -O1 -Wall -Wextra -fno-omit-frame-pointer -pthread)
 
 c++ "${flags[@]}" -fsanitize=address,undefined -fno-sanitize-recover=all \
