@@ -18,6 +18,7 @@ RELEVO_INLINE float dot(const float* a, const float* b, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
   return sum;
 }
+
 // e^x for x <= 0, to about 1e-7 of its value, in operations that a loop can do on vectors: 2^i
 // times the Taylor series of what is left, which lies within ln(2)/2.
 RELEVO_INLINE float exp_negative(float x) {

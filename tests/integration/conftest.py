@@ -18,6 +18,11 @@ EXACT = ("--dtype", "float32", "--kv-memory", "512", "--local-prefill-tokens", "
 DEADLINE_S = 240
 
 
+def open_handoffs(worker):
+    """Of a worker as /health describes it: those that are not done."""
+    return sum(worker["load"]["handoffs"].values())
+
+
 class Api:
     """A deployment's HTTP API, plainly."""
 
@@ -63,14 +68,20 @@ class Api:
         _, health = self.call("/health")
         return {worker["worker"]: worker for worker in health["workers"]}
 
-    def metric(self, name):
-        """Summed over its labels."""
+    def metrics(self):
+        """Each summed over its labels."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=DEADLINE_S) as response:
             lines = response.read().decode().splitlines()
-        samples = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
-        found = [float(value) for key, value in samples if key.partition("{")[0] == name]
-        assert found, f"no metric {name}"
-        return sum(found)
+        totals = {}
+        for line in lines:
+            if not line.startswith("#"):
+                key, value = line.rsplit(" ", 1)
+                name = key.partition("{")[0]
+                totals[name] = totals.get(name, 0.0) + float(value)
+        return totals
+
+    def metric(self, name):
+        return self.metrics()[name]
 
     def held(self, count, seconds=30):
         """The held hand-offs, once there are `count`."""
@@ -103,7 +114,8 @@ class Api:
                 name: worker["load"]
                 for name, worker in workers.items()
                 if worker["load"]["free_pages"] != worker["pages"]
-                or any(worker["load"][k] for k in ("running", "waiting", "handoffs", "slots",
+                or open_handoffs(worker)
+                or any(worker["load"][k] for k in ("running", "waiting", "slots",
                                                    "quarantined_pages"))
             }  # fmt: skip
             if not busy:

@@ -114,6 +114,17 @@ def test_bf16_is_exact_one_at_a_time(smollm, bf16_alone, transport):
         assert api.tokens_at_once(SHORTER, GENERATED, parallel=1) == bf16_alone
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_bf16_is_exact_for_the_longest_prompt_too(smollm, transport):
+    arguments = ("--local-prefill-tokens", "0")
+    with deployed(smollm, mixed=1, cores=(0,), arguments=arguments) as api:
+        alone = api.tokens(PROMPTS[-1], GENERATED)[0]
+    with deployed(smollm, prefill=1, decode=1, transport=transport, arguments=arguments) as api:
+        assert api.tokens(PROMPTS[-1], GENERATED)[0] == alone
+
+
 @pytest.mark.timeout(600)
 def test_bf16_is_near_tied_in_batches(smollm, bf16_alone):
     arguments = ("--local-prefill-tokens", "0")

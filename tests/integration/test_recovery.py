@@ -11,7 +11,7 @@ import pytest
 
 from relevo.launch.process import Process
 
-from .conftest import EXACT, Api, deployed, random_prompt
+from .conftest import EXACT, Api, deployed, open_handoffs, random_prompt
 
 PROMPTS = [random_prompt(n, 300 + n) for n in (40, 400, 500, 600)]
 GENERATED = 24
@@ -61,7 +61,7 @@ def resubmitted(api):
 
 
 def transferring(api):
-    return any(w["load"]["handoffs"] for w in api.loads().values() if w["role"] == "prefill")
+    return any(open_handoffs(w) for w in api.loads().values() if w["role"] == "prefill")
 
 
 def registered(api, *names):

@@ -8,8 +8,6 @@ import asyncio
 import os
 import random
 import time
-import urllib.request
-from collections import Counter
 
 import aiohttp
 import psutil
@@ -120,18 +118,6 @@ async def run(api, work, count):
         await asyncio.gather(*(guarded() for _ in range(count)))
 
 
-def counters(api):
-    """What workers and router have counted, summed over workers."""
-    with urllib.request.urlopen(f"{api.url}/metrics") as response:
-        lines = response.read().decode().splitlines()
-    totals = Counter()
-    for line in lines:
-        if not line.startswith("#"):
-            name, value = line.rsplit(" ", 1)
-            totals[name.partition("{")[0].removeprefix("relevo_worker_")] += float(value)
-    return totals
-
-
 def resources(api):
     """(descriptors, private MiB) of each process."""
     found = {}
@@ -166,18 +152,18 @@ def test_handoffs_by_the_thousand_under_faults(soaked, transport):
         api.wait_idle(60)
         before = resources(api)
         begin = time.monotonic()
-        while counters(api)["handoff_landed_total"] < soaked.handoffs:
+        while api.metric("relevo_worker_handoff_landed_total") < soaked.handoffs:
             asyncio.run(run(api, work, soaked.handoffs // 4))
             time.sleep(1.5)  # workers report with their heartbeats
         took = time.monotonic() - begin
         api.wait_idle(60)
         after = resources(api)
-        seen = counters(api)
-    shown = {k.removesuffix("_total"): int(v) for k, v in seen.items() if "handoff_" in k and v}
+        seen = api.metrics()
+    shown = {k: int(v) for k, v in seen.items() if "_handoff_" in k and v}
     print(f"\n{transport}: {took:.0f} s; {shown}; before {before}, after {after}")
     wanted = ["handoff_lost", "handoff_cancelled", "transfer_errors", "messages_repeated"]
     for name in wanted:
-        assert seen[f"{name}_total"] > 0, f"{name}: the faults did nothing"
+        assert seen[f"relevo_worker_{name}_total"] > 0, f"{name}: the faults did nothing"
     for name, (descriptors, memory) in before.items():
         assert after[name][0] <= descriptors + 8, (before, after)
         assert after[name][1] <= memory + 60, (before, after)

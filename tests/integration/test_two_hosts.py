@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from .conftest import EXACT, deployed, random_prompt
+from .conftest import EXACT, deployed, open_handoffs, random_prompt
 
 PROMPTS = [random_prompt(n, 500 + n) for n in (17, 64, 300, 500)]
 GENERATED = 6
@@ -178,7 +178,7 @@ def test_a_link_that_is_slow_and_loses_packets(smollm, hosts, expected):
 def test_the_link_cut_in_mid_transfer_and_back(smollm, hosts, expected):
     work = hosts.begin(smollm, LONG)
     deadline = time.monotonic() + 30
-    while not hosts.workers()["prefill"]["load"]["handoffs"]:
+    while not open_handoffs(hosts.workers()["prefill"]):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     hosts.link("down")

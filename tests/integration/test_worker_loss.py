@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from .conftest import EXACT, deployed, random_prompt
+from .conftest import EXACT, deployed, open_handoffs, random_prompt
 
 PROMPT = random_prompt(1000, 77)
 
@@ -32,7 +32,7 @@ def until_transferring(api):
     """The prefill worker is in mid-prompt, with part of it written."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        if any(w["load"]["handoffs"] for w in api.loads().values() if w["role"] == "prefill"):
+        if any(open_handoffs(w) for w in api.loads().values() if w["role"] == "prefill"):
             return
         time.sleep(0.01)
     raise AssertionError("no hand-off began")
@@ -74,7 +74,7 @@ def test_the_only_decode_worker_killed_is_a_clean_error_in_the_end(smollm, trans
         while True:
             _, health = api.call("/health")
             load = next(w for w in health["workers"] if w["role"] == "prefill")
-            if load["load"]["free_pages"] == load["pages"] and not load["load"]["handoffs"]:
+            if load["load"]["free_pages"] == load["pages"] and not open_handoffs(load):
                 break
             assert time.monotonic() < deadline, load
             time.sleep(0.2)

@@ -9,15 +9,14 @@ import numpy.typing as npt
 import xxhash
 
 from relevo.kv.layout import PoolLayout
-
-WIDTH = 8  # bytes per layer
+from relevo.wire.messages import CHECKSUM_BYTES, by_layer
 
 
 def layer_checksums(
     memory: npt.NDArray[np.uint8], layout: PoolLayout, pages: Sequence[int]
 ) -> bytes:
     """XXH3-64 of each layer's part of `pages`, in their order; layers in the order of the layer
-    counter, WIDTH bytes each. Both sides' pages must hold the same heads."""
+    counter, CHECKSUM_BYTES each. Both sides' pages must hold the same heads."""
     view = memory.data
     sums: list[bytes] = []
     for group in layout.groups:
@@ -49,9 +48,6 @@ def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
 def differing_layers(sent: bytes, arrived: bytes) -> list[int]:
     """Layers whose checksums differ; all of them where the numbers of layers do."""
     if len(sent) != len(arrived):
-        return list(range(max(len(sent), len(arrived)) // WIDTH))
-    return [
-        at // WIDTH
-        for at in range(0, len(sent), WIDTH)
-        if sent[at : at + WIDTH] != arrived[at : at + WIDTH]
-    ]
+        return list(range(max(len(sent), len(arrived)) // CHECKSUM_BYTES))
+    pairs = zip(by_layer(sent), by_layer(arrived), strict=True)
+    return [layer for layer, (one, other) in enumerate(pairs) if one != other]

@@ -118,10 +118,6 @@ class DecodeSide:
         return self._table.quarantined_pages
 
     @property
-    def open_handoffs(self) -> int:
-        return len(self._table) + self._inspection.waiting
-
-    @property
     def slots_in_use(self) -> int:
         return self._slots.total - self._slots.free
 

@@ -49,10 +49,6 @@ class Inspection:
         )
 
     @property
-    def waiting(self) -> int:
-        return len(self._arrivals)
-
-    @property
     def states(self) -> dict[str, int]:
         return self._arrivals.states
 

@@ -118,11 +118,8 @@ class PrefillSide:
         self.counters = dict.fromkeys(("finished", "withdrawn", "failed", "links"), 0)
 
     @property
-    def open_handoffs(self) -> int:
-        return len(self._table)
-
-    @property
     def states(self) -> dict[str, int]:
+        """Hand-offs by state."""
         return self._table.states
 
     def note(self, handoff: int, event: TimelineEvent) -> None:

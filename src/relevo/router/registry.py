@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from relevo.router.policy import WorkerView
 from relevo.types import Role
 from relevo.wire.liveness import Liveness
-from relevo.wire.messages import HandoffHeld, Load, Register
+from relevo.wire.messages import HandoffHeld, Load, Register, by_layer
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,13 @@ class Held:
 
     what: HandoffHeld
     since: float
+
+    def checksums(self) -> dict[str, list[str]]:
+        """Of what was sent and of what arrived, hexadecimal, one per layer."""
+        return {
+            "sent": [one.hex() for one in by_layer(self.what.sent)],
+            "arrived": [one.hex() for one in by_layer(self.what.arrived)],
+        }
 
 
 @dataclass

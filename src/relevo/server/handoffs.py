@@ -12,8 +12,6 @@ from relevo.router.registry import Held, Member
 from relevo.router.router import Router
 from relevo.server.api import json_response
 
-_CHECKSUM_BYTES = 8
-
 
 def add_handoff_routes(app: web.Application, router: Router) -> None:
     async def held(request: web.Request) -> web.Response:
@@ -41,7 +39,6 @@ def _parsed(id: str) -> int:
 
 
 def _described(member: Member, held: Held) -> dict[str, Any]:
-    """Checksums are hexadecimal, one per layer."""
     what = held.what
     return {
         "id": f"{what.handoff:016x}",
@@ -53,9 +50,5 @@ def _described(member: Member, held: Held) -> dict[str, Any]:
         "first_page": what.first_page,
         "pages": what.pages,
         "bytes": what.size,
-        "checksums": {"sent": _by_layer(what.sent), "arrived": _by_layer(what.arrived)},
+        "checksums": held.checksums(),
     }
-
-
-def _by_layer(sums: bytes) -> list[str]:
-    return [sums[at : at + _CHECKSUM_BYTES].hex() for at in range(0, len(sums), _CHECKSUM_BYTES)]

@@ -61,7 +61,7 @@ class _RouterCollector(Collector):
             values = [member.info.worker, member.info.role.value]
             for name, gauge in families.items():
                 gauge.add_metric(values, float(getattr(member.load, name)))
-            for state, count in member.load.states.items():
+            for state, count in member.load.handoffs.items():
                 states.add_metric([*values, state], float(count))
             for kind, count in member.errors.items():
                 errors.add_metric([*values, kind], float(count))

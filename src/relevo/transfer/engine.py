@@ -26,8 +26,7 @@ from relevo.transfer._transfer import (
 )
 
 __all__ = [
-    "GENERATIONS", "MAX_PARTS", "SLOTS", "TRANSPORTS", "Copy", "CounterEvent", "Faults",
-    "LayerMap",
+    "GENERATIONS", "MAX_PARTS", "SLOTS", "TRANSPORTS", "Copy", "CounterEvent", "Faults", "LayerMap",
     "MemoryFile", "PagePair", "Push", "TransferEngine", "TransferEvent",
 ]  # fmt: skip
 

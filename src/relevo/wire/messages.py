@@ -12,8 +12,14 @@ import msgspec
 from relevo.types import FinishReason, Role, Sampling, TimelineEvent
 
 PROTOCOL_VERSION = 2
+CHECKSUM_BYTES = 8  # of a layer's pages; layers in the order of the layer counter
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+def by_layer(checksums: bytes) -> list[bytes]:
+    """One checksum per layer."""
+    return [checksums[at : at + CHECKSUM_BYTES] for at in range(0, len(checksums), CHECKSUM_BYTES)]
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="t"):
@@ -41,18 +47,17 @@ class Refused(Message, frozen=True, tag="refused"):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How busy a worker is. `waiting` sequences have no pages yet; `handoffs` are those not done,
-    by either side's table, `states` how many of them are in each state; `slots` the counter slots
-    in use; `in_flight` the writes posted and not over."""
+    """How busy a worker is. `waiting` sequences have no pages yet; `handoffs` are those not done
+    by either side's table, by state; `slots` the counter slots in use; `in_flight` the writes
+    posted and not over."""
 
     running: int = 0
     waiting: int = 0
     free_pages: int = 0
     quarantined_pages: int = 0
-    handoffs: int = 0
+    handoffs: dict[str, int] = {}
     slots: int = 0
     in_flight: int = 0
-    states: dict[str, int] = {}
 
 
 class Register(Message, frozen=True, tag="register"):
@@ -86,7 +91,7 @@ class WorkerStatus(Message, frozen=True, tag="status"):
 class HandoffHeld(Message, frozen=True, tag="held"):
     """A hand-off has landed and waits to be released. Its request's prompt has `prompt_tokens`; the
     prompt's pages from `first_page` on have landed in `pages`, `size` bytes in all. `sent` and
-    `arrived` are their checksums: 8 bytes per layer."""
+    `arrived` are their checksums: CHECKSUM_BYTES per layer."""
 
     handoff: int
     request: str
@@ -255,7 +260,7 @@ class Failed(Message, frozen=True, tag="failed"):
 
 class Finished(Message, frozen=True, tag="finished"):
     """Every write is complete. Timings, for which nothing waits, and where they were asked for the
-    checksums of what was sent: 8 bytes per layer."""
+    checksums of what was sent: CHECKSUM_BYTES per layer."""
 
     handoff: Id
     events: tuple[TimelineEvent, ...]

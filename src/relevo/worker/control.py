@@ -218,13 +218,12 @@ class Control:
         if self._transfer is not None:
             load = replace(load, in_flight=self._transfer.in_flight)
         if self._prefill is not None:
-            load = replace(load, handoffs=self._prefill.open_handoffs, states=self._prefill.states)
+            load = replace(load, handoffs=self._prefill.states)
         if self._decode is not None:
             load = replace(
                 load,
                 quarantined_pages=self._decode.quarantined_pages,
-                handoffs=self._decode.open_handoffs,
-                states=self._decode.states,
+                handoffs=self._decode.states,
                 slots=self._decode.slots_in_use,
             )
         return load
