@@ -4,8 +4,9 @@
 #include <cstdint>
 #include <cstring>
 
-// The loader picks the clone of a function that this x86-64 machine can run.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+// The loader picks the clone of a function that this x86-64 machine can run. (Not under
+// ThreadSanitizer: the picking would run before its runtime is there.)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
 #define RELEVO_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define RELEVO_CLONES

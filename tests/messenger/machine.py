@@ -33,7 +33,6 @@ from relevo.wire.messages import (
 )
 
 PAGES = 9
-PAGES_EACH = 3
 SLOTS = 3
 HANDOFF_S = 50.0
 
@@ -74,6 +73,7 @@ class HandoffMachine(RuleBasedStateMachine):
     decode_table = decode.DecodeTable
     prefill_table = prefill.PrefillTable
     slot_pool = SlotPool
+    pages_each = 3
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,14 +103,14 @@ class HandoffMachine(RuleBasedStateMachine):
     def _free_pages(self) -> list[int]:
         return [page for page, holder in self.holder.items() if holder is None]
 
-    @precondition(lambda self: len(self._free_pages()) >= PAGES_EACH)
+    @precondition(lambda self: len(self._free_pages()) >= self.pages_each)
     @rule()
     def ask(self) -> None:
         slot = self.slots.take()
         if slot is None:
             return
         self.ids += 1
-        pages = tuple(self._free_pages()[:PAGES_EACH])
+        pages = tuple(self._free_pages()[: self.pages_each])
         self.holder.update(dict.fromkeys(pages, self.ids))
         self.pages_of[self.ids] = pages
         self.waiting.add(self.ids)
@@ -126,11 +126,17 @@ class HandoffMachine(RuleBasedStateMachine):
         """The client has gone."""
         request = data.draw(st.sampled_from(sorted(self.waiting)))
         self.waiting.discard(request)
+        self._gone(request)
+
+    def _gone(self, request: int) -> None:
         self._decode(self.decoder.cancel(str(request), self.now))
 
     @rule(seconds=st.sampled_from([1.0, 4.0, 12.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
+        self._tick()
+
+    def _tick(self) -> None:
         self._decode(self.decoder.tick(self.now))
 
     @precondition(lambda self: self.cuts_left)
@@ -158,23 +164,33 @@ class HandoffMachine(RuleBasedStateMachine):
                     self.to_prefill.append((action.link, action.message))
                 case decode.Landed():
                     assert not self._under_way(action.handoff.id), "landed, and yet more to come"
-                    self._give_back(action.handoff)
+                    self._landed(action.handoff)
                 case decode.Lost():
                     self.waiting.discard(action.handoff.id)
                 case decode.Freed():
-                    self._give_back(action.handoff)
+                    self._give_slot_back(action.handoff)
+                    self._give_pages_back(action.handoff)
                 case decode.Fence():
-                    self.closing.add(action.link)
-                    if action.link == self.link:
-                        self.link += 1  # the next request opens a new one
+                    self._fence(action.link)
 
-    def _give_back(self, handoff: decode.Handoff) -> None:
+    def _fence(self, link: int) -> None:
+        self.closing.add(link)
+        if link == self.link:
+            self.link += 1  # the next request opens a new one
+
+    def _landed(self, handoff: decode.Handoff) -> None:
+        self._give_slot_back(handoff)
+        self._give_pages_back(handoff)
+
+    def _give_slot_back(self, handoff: decode.Handoff) -> None:
+        self.counters.pop(handoff.slot.number, None)
+        self.slots.give_back(handoff.slot)
+
+    def _give_pages_back(self, handoff: decode.Handoff) -> None:
         self.waiting.discard(handoff.id)
         for page in self.pages_of.pop(handoff.id):
             assert self.holder[page] == handoff.id
             self.holder[page] = None
-        self.counters.pop(handoff.slot.number, None)
-        self.slots.give_back(handoff.slot)
 
     def _under_way(self, handoff: int) -> bool:
         return any(w.handoff == handoff for w in self.writes)
@@ -293,7 +309,10 @@ class HandoffMachine(RuleBasedStateMachine):
             self._prefill(self.prefiller.failed(id, "a write failed"))
         elif not job.unposted and not job.stopped:
             job.open = False
-            self._prefill(self.prefiller.pushed(id, Finished(id, ())))
+            self._prefill(self.prefiller.pushed(id, self._finished(id)))
+
+    def _finished(self, id: int) -> Finished:
+        return Finished(id, ())
 
     @precondition(lambda self: self._computable())
     @rule(data=st.data())
@@ -329,6 +348,22 @@ class HandoffMachine(RuleBasedStateMachine):
                     assert not self._under_way(action.handoff), "source pages are still read"
                     del self.jobs[action.handoff]
 
+    # ---- both ----
+
+    @precondition(lambda self: self.to_prefill or self._computable() or self.writes)
+    @rule(moves=st.integers(1, 12))
+    def all_goes_well_for_a_while(self, moves: int) -> None:
+        """Without it, few hand-offs get far enough for the worse moves to be interesting."""
+        for _ in range(moves):
+            if self.to_prefill:
+                self._at_prefill(*self.to_prefill.pop(0))
+            elif self._computable():
+                self._post(self._computable()[0])
+            elif self.writes:
+                self._end(self.writes[0], fails=False)
+            elif self.to_decode:
+                self._at_decode(self.to_decode.pop(0))
+
     # ---- what must hold ----
 
     @invariant()
@@ -351,13 +386,17 @@ class HandoffMachine(RuleBasedStateMachine):
             for message in self._drain(self.to_decode):
                 self._at_decode(message)
             self.now += HANDOFF_S
-            self._decode(self.decoder.tick(self.now))
+            self._tick()
             for link in sorted(self.closing):
                 self._close(link)
+            self.settle()
         assert len(self.decoder) == 0, "a hand-off never ended at the decode worker"
         assert not self.waiting, "a request waits for ever"
         assert self._free_pages() == list(range(PAGES)), "a page was lost"
         assert self.slots.free == SLOTS, "a slot was lost"
+
+    def settle(self) -> None:
+        """What someone outside would do in the end."""
 
     @staticmethod
     def _drain(queue: list) -> list:

@@ -6,24 +6,27 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from relevo.messenger import decode_table, prefill_table
+from relevo.messenger.arrivals import Arrivals
 from relevo.messenger.decode_table import DecodeTable, Freed, Lost
 from relevo.messenger.prefill_table import PrefillTable, Release, Send
-from relevo.wire.messages import Accepted, CancelAck, Failed
+from relevo.wire.messages import Accepted, CancelAck, Failed, Finished
 
+from .inspected_machine import InspectedMachine
 from .machine import HandoffMachine
 
 EXAMPLES = 2000
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+SETTINGS = settings(
+    max_examples=EXAMPLES, stateful_step_count=40, deadline=None, suppress_health_check=SLOW_IS_FINE
+)
 
 
 def test_no_page_is_reused_too_early_and_everything_ends():
-    run_state_machine_as_test(
-        HandoffMachine,
-        settings=settings(
-            max_examples=EXAMPLES, stateful_step_count=40, deadline=None,
-            suppress_health_check=SLOW_IS_FINE,
-        ),
-    )  # fmt: skip
+    run_state_machine_as_test(HandoffMachine, settings=SETTINGS)
+
+
+def test_what_has_landed_is_inspected_and_everything_ends():
+    run_state_machine_as_test(InspectedMachine, settings=SETTINGS)
 
 
 class FreesOnCancel(DecodeTable):
@@ -115,6 +118,44 @@ class StartsAgain(PrefillTable):
         return super().request(job, refusal)
 
 
+class AnswersAreForgotten(PrefillTable):
+    """A request that is said again after the end of its hand-off is taken for a new one."""
+
+    def request(self, job, refusal):
+        if isinstance(self._answers.get(job.handoff), Finished):
+            del self._answers[job.handoff]
+        return super().request(job, refusal)
+
+
+class LetsGoUnchecked(Arrivals):
+    """Checksums are not compared."""
+
+    def told(self, id, sent):
+        arrival = self._waiting.get(id)
+        return super().told(id, arrival.arrived) if arrival is not None else []
+
+
+class HoldsNothing(Arrivals):
+    """What is intact runs at once."""
+
+    def __init__(self, hold):
+        super().__init__(False)
+
+
+class NeverAsksAgain(Arrivals):
+    """No deadline for checksums."""
+
+    def tick(self, now):
+        return []
+
+
+class KeepsWhatIsCancelled(Arrivals):
+    """A request that has gone leaves its pages behind."""
+
+    def cancel(self, request):
+        return []
+
+
 RULES = {
     FreesOnCancel: {"decode_table": FreesOnCancel},
     FreesOnDeadline: {"decode_table": FreesOnDeadline},
@@ -128,17 +169,31 @@ RULES = {
     StartsAgain: {"prefill_table": StartsAgain},
 }
 
+INSPECTION_RULES = {
+    AnswersAreForgotten: {"prefill_table": AnswersAreForgotten},
+    LetsGoUnchecked: {"arrivals_table": LetsGoUnchecked},
+    HoldsNothing: {"arrivals_table": HoldsNothing},
+    NeverAsksAgain: {"arrivals_table": NeverAsksAgain},
+    KeepsWhatIsCancelled: {"arrivals_table": KeepsWhatIsCancelled},
+}
 
-@pytest.mark.parametrize("broken", RULES, ids=lambda rule: rule.__name__)
-def test_a_rule_taken_out_is_found(broken):
-    machine = type("Broken", (HandoffMachine,), RULES[broken])
+
+def is_found(machine):
     with pytest.raises((AssertionError, KeyError)):
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=EXAMPLES, stateful_step_count=40, deadline=None, database=None,
-                derandomize=True,
-                phases=[Phase.generate], suppress_health_check=SLOW_IS_FINE,
+                SETTINGS, database=None, derandomize=True, phases=[Phase.generate],
                 report_multiple_bugs=False,
             ),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_taken_out_is_found(broken):
+    is_found(type("Broken", (HandoffMachine,), RULES[broken]))
+
+
+@pytest.mark.parametrize("broken", INSPECTION_RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_of_inspection_taken_out_is_found(broken):
+    is_found(type("Broken", (InspectedMachine,), INSPECTION_RULES[broken]))

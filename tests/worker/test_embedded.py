@@ -73,6 +73,11 @@ def played(folder, tmp_path):
     return Played(folder, tmp_path)
 
 
+def test_a_worker_that_has_done_nothing_yet_tells_its_free_pages(folder, tmp_path):
+    played = Played(folder, tmp_path)
+    assert played.host.load.free_pages == played.engine.pool.available > 0
+
+
 def test_an_aborted_handoff_keeps_its_pages_until_they_are_freed(played):
     played.generate()
     ((wanted, _),) = played.wanted

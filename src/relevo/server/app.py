@@ -39,12 +39,14 @@ def make_app(router: Router, tokenizer: Tokenizer, model: str) -> web.Applicatio
         return json_response(entry)
 
     async def health(request: web.Request) -> web.Response:
+        now = time.monotonic()
         workers = [
             {
                 "worker": m.info.worker,
                 "role": m.info.role,
                 "pid": m.info.pid,
                 "pages": m.info.pages,
+                "silent_s": round(m.liveness.silence(now), 3),
                 "load": m.load,
             }
             for m in router.registry

@@ -25,7 +25,7 @@ class Liveness(msgspec.Struct):
         self.heard_at = now
 
     def progress(self, now: float, steps: int, busy: bool) -> None:
-        """What a heartbeat said: steps ended so far, and whether one is under way."""
+        """What a heartbeat said: steps ended so far, and whether the worker has something to do."""
         if not busy or steps != self.steps:
             self.progressed_at = now
         self.steps = steps
@@ -37,10 +37,14 @@ class Liveness(msgspec.Struct):
         self.sent_at = now
         return True
 
+    def silence(self, now: float) -> float:
+        """Seconds since the peer was last heard."""
+        return now - self.heard_at
+
     def lost(self, now: float) -> str | None:
         """Why the peer counts as lost, or None."""
-        if now - self.heard_at > SILENCE_S:
+        if self.silence(now) > SILENCE_S:
             return f"it has been silent for {SILENCE_S:.0f} s"
         if now - self.progressed_at > HUNG_S:
-            return f"one step has taken more than {HUNG_S:.0f} s"
+            return f"it has ended no step for {HUNG_S:.0f} s"
         return None

@@ -31,7 +31,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="t"):
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """Sent by both sides every interval. `steps` is how many engine steps the sender has ended,
-    `busy` whether one is under way."""
+    `busy` whether it has anything to do."""
 
     steps: int = 0
     busy: bool = False

@@ -76,6 +76,7 @@ class Control:
         self._decode: DecodeSide | None = None
         self._prefill: PrefillSide | None = None
         self._stopping = False
+        self._dropping = False  # what runs, before registering again
         self._registering_until = 0.0
         self._beat: Callable[[], Heartbeat] = Heartbeat
         for source in (self._router.socket, self._inbox.fd):
@@ -194,11 +195,17 @@ class Control:
         """The router was restarted, or had given this worker up. Tried for as long as it takes: the
         socket connects anew by itself. One try at a time, however often the router asks; and only
         when the engine loop has dropped what it ran, which a hung one never does."""
-        if now < self._registering_until:
+        if self._dropping or now < self._registering_until:
             return
+        self._dropping = True
+        self._host.abort_all(lambda: self.post(self._all_dropped))
+
+    def _all_dropped(self) -> None:
+        now = time.monotonic()
+        self._dropping = False
         self._registering_until = now + REGISTER_S
         self._liveness.heard(now)
-        self._host.abort_all(lambda: self.post(self.to_router, self._register))
+        self.to_router(self._register)
 
     def _tick(self, now: float) -> None:
         if self._liveness.due(now):

@@ -57,7 +57,6 @@ class EmbeddedHost:
 
     def __init__(self, engine: Engine, worker: str, inbox: Inbox) -> None:
         self.engine = engine
-        self.load = Load()
         self.counters = {"local_prefills": 0, "handoffs_requested": 0, "preemptions": 0}
         self._worker = worker
         self._inbox = inbox
@@ -67,6 +66,7 @@ class EmbeddedHost:
         self._job_of: dict[Sequence, int] = {}
         self._outgoing: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._notes: dict[str, list[TimelineEvent]] = {}
+        self._measure()
 
     def connect(
         self,

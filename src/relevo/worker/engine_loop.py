@@ -24,11 +24,11 @@ class EngineLoop:
         self._transfer = transfer
         self._stopping = False
         self._steps = 0
-        self._in_step = False
+        self._idle = False
 
     def beat(self) -> Heartbeat:
         """From any thread."""
-        return Heartbeat(self._steps, self._in_step)
+        return Heartbeat(self._steps, busy=not self._idle)
 
     def stop(self) -> None:
         self._stopping = True
@@ -43,11 +43,11 @@ class EngineLoop:
             step = scheduler.schedule()
             if step is None:
                 self._host.flush()
+                self._idle = True
                 self._inbox.wait(IDLE_WAIT_S)
+                self._idle = False
             else:
-                self._in_step = True
                 self._run(step)
-                self._in_step = False
                 self._steps += 1
 
     def _run(self, step: Step) -> None:
