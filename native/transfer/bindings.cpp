@@ -103,6 +103,12 @@ NB_MODULE(_transfer, m) {
   nb::class_<MemoryFile>(m, "MemoryFile")
       .def(nb::new_(&make_memory), nb::arg("name"), nb::arg("size"))
       .def_prop_ro("size", &MemoryFile::size)
+      .def(
+          "map_over",
+          [](MemoryFile& self, size_t offset, uintptr_t address, size_t length) {
+            raise_if(self.map_over(offset, reinterpret_cast<std::byte*>(address), length));
+          },
+          nb::arg("offset"), nb::arg("address"), nb::arg("length"))
       .def("array", [](nb::object self) {
         auto& file = nb::cast<MemoryFile&>(self);
         size_t shape[1] = {file.size()};
@@ -216,6 +222,7 @@ NB_MODULE(_transfer, m) {
       .def("open_handoff", &TransferEngine::open_handoff)
       .def("withdraw", &TransferEngine::withdraw)
       .def("open_step", &TransferEngine::open_step, nb::arg("pushes"))
+      .def("add_pushes", &TransferEngine::add_pushes, nb::arg("pushes"))
       .def("bump", &TransferEngine::bump)
       .def("end_step", &TransferEngine::end_step, nb::arg("commit"))
       .def("poll_events", &TransferEngine::poll_events)

@@ -88,6 +88,10 @@ uint64_t TransferEngine::open_step(std::vector<Push> pushes) {
   return step_;
 }
 
+void TransferEngine::add_pushes(std::vector<Push> pushes) {
+  send(OpenStep{layer_counter_.load() >> 16, std::move(pushes)});
+}
+
 void TransferEngine::bump() {
   uint64_t layer = layer_counter_.load() & 0xffff;
   if (layer < kMaxLayers) computed_ns(step_, layer).store(monotonic_ns());

@@ -117,6 +117,9 @@ class TransferEngine {
   // Steps: open, bump once per layer, then commit or abort before the next opens. Pushes of an
   // aborted step that still lacked layers fail.
   uint64_t open_step(std::vector<Push> pushes);
+  // From any thread. Joins pushes to the step that is open, also after its first bumps; the caller
+  // sees to it that the step is not ended meanwhile. With nothing layered: at any time.
+  void add_pushes(std::vector<Push> pushes);
   void bump();
   void end_step(bool commit);
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 
 namespace relevo {
@@ -62,6 +63,17 @@ std::unique_ptr<MemoryFile> MemoryFile::adopt(int fd, size_t size, Status* statu
     return nullptr;
   }
   return std::unique_ptr<MemoryFile>(new MemoryFile(fd, data, size));
+}
+
+Status MemoryFile::map_over(size_t offset, std::byte* address, size_t length) {
+  auto misaligned = offset | reinterpret_cast<uintptr_t>(address) | length;
+  if (misaligned % static_cast<size_t>(sysconf(_SC_PAGESIZE)) != 0 || offset + length > size_) {
+    return Status::failure("memory", "map_over", EINVAL, "not whole pages, or beyond the file");
+  }
+  std::memcpy(data_ + offset, address, length);
+  void* mapped = mmap(address, length, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd_, static_cast<off_t>(offset));
+  return mapped == MAP_FAILED ? failed("mmap") : Status{};
 }
 
 MemoryFile::~MemoryFile() {

@@ -25,6 +25,12 @@ class MemoryFile {
   MemoryFile(const MemoryFile&) = delete;
   MemoryFile& operator=(const MemoryFile&) = delete;
 
+  // Puts the file's bytes from `offset` on in the place of this process's private memory
+  // [address, address + length), whose contents move into the file: whoever has a pointer into that
+  // memory now works on the file. All three are multiples of the system's page size; no other
+  // thread may write there meanwhile. The mapping stays for as long as the memory's owner keeps it.
+  Status map_over(size_t offset, std::byte* address, size_t length);
+
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }
   int fd() const { return fd_; }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from relevo.errors import ConfigError
-from relevo.transfer.engine import SLOTS, Copy, TransferEngine, TransferEvent
+from relevo.transfer.engine import SLOTS, Copy, LayerMap, TransferEngine, TransferEvent
 
 from .conftest import DEADLINE_S, LAYERS, PAGE, PAGES, Pair, Side, layer_maps, push
 
@@ -242,3 +242,72 @@ def test_nothing_spins_when_idle(pair):
 def test_an_unknown_transport_names_what_there_is():
     with pytest.raises(ConfigError, match="local, tcp"):
         TransferEngine("carrier-pigeon")
+
+
+def test_a_push_joins_a_step_that_is_under_way(pair):
+    """Whoever asks in mid-step misses none of its layers."""
+    fill(pair.source)
+    pair.target.engine.arm(5, 1, 3 * LAYERS)
+    pair.source.engine.open_handoff(1)
+    engine = pair.source.engine
+    engine.open_step([])
+    engine.bump()
+    engine.add_pushes([push(1, pair.link, ready=[(7, 7)], layered=[(0, 0), (1, 1)])])
+    deadline = time.monotonic() + DEADLINE_S
+    while pair.target.engine.counted(5) < LAYERS + 2 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.05)
+    assert pair.target.engine.counted(5) == LAYERS + 2, "one page in all layers, two in the first"
+    engine.bump()
+    engine.bump()
+    engine.end_step(True)
+    pair.target.counter()
+    for page in (0, 1, 7):
+        for layer in range(LAYERS):
+            np.testing.assert_array_equal(
+                pair.target.page(layer, page), pair.source.page(layer, page)
+            )
+
+
+def test_complete_pages_are_pushed_between_steps(pair):
+    fill(pair.source)
+    pair.step()
+    pair.target.engine.arm(5, 1, 2 * LAYERS)
+    pair.source.engine.open_handoff(1)
+    pair.source.engine.add_pushes([push(1, pair.link, ready=[(0, 0), (1, 5)])])
+    pair.target.counter()
+    pair.source.wait(Kind.PUSHED, handoff=1)
+
+
+def test_memory_of_others_becomes_a_region_in_its_place(transport):
+    """As vLLM's caches: allocated elsewhere, at odd addresses, and used there all the time."""
+    sizes = LAYERS * [PAGES * PAGE]
+    caches = [np.full(size + 64, 7, dtype=np.uint8)[64 - 8 :][:size] for size in sizes]
+    source, target = Side(transport), TransferEngine(transport)
+    starts = target.adopt("caches", [(cache.ctypes.data, cache.nbytes) for cache in caches])
+    assert all((cache == 7).all() for cache in caches), "what was there stays"
+    target.start()
+    for start, cache in zip(starts, caches, strict=True):
+        cache[0] = 9
+        assert target.memory(0)[start] == 9
+    fill(source)
+    link = target.expect_link()
+    maps = [
+        LayerMap(0, 0, layer * PAGES * PAGE, PAGE, start, PAGE, [Copy(0, 0, PAGE)])
+        for layer, start in enumerate(starts)
+    ]
+    source.engine.connect(link, target.address(), maps, DEADLINE_S)
+    source.wait(Kind.LINK_UP)
+    target.arm(5, 1, LAYERS)
+    source.engine.open_handoff(1)
+    source.engine.add_pushes([push(1, link, ready=[(3, 60)])])
+    source.wait(Kind.PUSHED, handoff=1)
+    deadline = time.monotonic() + DEADLINE_S
+    while not target.poll_counters():
+        assert time.monotonic() < deadline
+    for layer, cache in enumerate(caches):
+        landed = cache.reshape(PAGES, PAGE)
+        np.testing.assert_array_equal(landed[60], source.page(layer, 3))
+        assert (landed[59] == 7).all()
+    source.engine.stop()
+    target.stop()

@@ -16,7 +16,7 @@ from relevo.wire.messages import (
     Registered,
 )
 from relevo.wire.sockets import Listener
-from relevo.worker import control
+from relevo.worker import control, handoff_loop
 from relevo.worker.control import Control
 
 
@@ -36,7 +36,7 @@ class HungHost:
 def joined(monkeypatch):
     """(router, host) of a worker that has registered once."""
     monkeypatch.setattr(control, "REGISTER_S", 0.05)
-    monkeypatch.setattr(control, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(handoff_loop, "HEARTBEAT_S", 0.05)
     context = zmq.Context()
     router = Listener(context, "tcp://127.0.0.1:*", "router")
     host = HungHost()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import secrets
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -31,14 +33,16 @@ __all__ = [
 ]  # fmt: skip
 
 TRANSPORTS = ("local", "tcp")
+PAGE_BYTES = mmap.PAGESIZE
 
 
 class TransferEngine:
     """Wraps the native engine of one worker. Every method may be called from any thread, `bump`,
-    `open_step` and `end_step` from the engine loop's only.
+    `open_step` and `end_step` from the engine loop's only. `add_pushes` joins pushes to the step
+    that is open, which the caller keeps from ending meanwhile; with nothing layered, at any time.
 
-    Memory comes from `allocate`, before `start`; it is what peers write into and read from. With
-    `faults` its writes misbehave.
+    Memory comes from `allocate` or `adopt`, before `start`; it is what peers write into and read
+    from. With `faults` its writes misbehave.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class TransferEngine:
         self.bump = self._native.bump
         self.end_step = self._native.end_step
         self.open_step = self._native.open_step
+        self.add_pushes = self._native.add_pushes
         self.arm = self._native.arm
         self.disarm = self._native.disarm
         self.counted = self._native.counted
@@ -66,7 +71,28 @@ class TransferEngine:
 
     def allocate(self, name: str, size: int) -> npt.NDArray[np.uint8]:
         """A new region backed by an anonymous memory file; regions are numbered from 0."""
+        return self._register(MemoryFile(name, size))
+
+    def adopt(self, name: str, spans: Sequence[tuple[int, int]]) -> list[int]:
+        """A new region in the place of memory of this process that someone else has allocated:
+        `spans` are (address, bytes). Contents stay; nobody may write there meanwhile. Returns where
+        each span begins in the region, in bytes."""
+        moves: list[tuple[int, int, int]] = []  # offset, address, length: whole pages
+        starts: list[int] = []
+        size = 0
+        for address, length in spans:
+            first = address - address % PAGE_BYTES
+            whole = -(-(address + length - first) // PAGE_BYTES) * PAGE_BYTES
+            moves.append((size, first, whole))
+            starts.append(size + address - first)
+            size += whole
         file = MemoryFile(name, size)
+        for move in moves:
+            file.map_over(*move)
+        self._register(file)
+        return starts
+
+    def _register(self, file: MemoryFile) -> npt.NDArray[np.uint8]:
         self._native.register_region(len(self._memory), file)
         self._memory.append(file.array())
         return self._memory[-1]
