@@ -1,5 +1,5 @@
 # `make demo` and `make test` are all that a fresh machine needs; each sets up what is missing.
-.PHONY: demo test check format test-slow soak sanitize setup model
+.PHONY: demo test check format test-slow test-vllm soak sanitize setup model
 
 setup:
 	@scripts/setup.sh
@@ -15,6 +15,10 @@ test: model
 
 test-slow: model
 	.venv/bin/python -m pytest -m slow
+
+test-vllm: model
+	@scripts/setup-vllm.sh
+	.venv-vllm/bin/python -m pytest -m vllm tests/vllm
 
 sanitize: setup
 	@scripts/sanitize.sh

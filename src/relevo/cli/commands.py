@@ -24,6 +24,7 @@ def run(options: argparse.Namespace) -> int:
         "serve": _serve,
         "worker": _worker,
         "router": _router,
+        "proxy": _proxy,
         "demo": _demo,
         "doctor": _doctor,
         "handoffs": _handoffs,
@@ -171,6 +172,19 @@ def _release(options: argparse.Namespace) -> int:
     from relevo.cli.handoffs import release_handoff
 
     return release_handoff(options.url, options.id)
+
+
+def _proxy(options: argparse.Namespace) -> int:
+    import asyncio
+
+    from relevo.server.process import run_proxy
+
+    def ready(url: str) -> None:
+        print(f"relevo: proxy at {url}/v1", file=sys.stderr, flush=True)
+
+    servers = (options.prefill, options.decode)
+    asyncio.run(run_proxy(*servers, options.host, options.port, ready))
+    return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -82,6 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
     _serve(commands.add_parser("serve", help="router and workers on this machine"))
     _worker(commands.add_parser("worker", help="one worker, for a router that runs elsewhere"))
     _router(commands.add_parser("router", help="the router alone"))
+    _proxy(commands.add_parser("proxy", help="before `vllm serve` processes with our connector"))
     _url(commands.add_parser("handoffs", help="what --hold-handoffs keeps waiting"))
     release = commands.add_parser("release", help="let a held hand-off go on")
     release.add_argument("id", metavar="ID", help="as `relevo handoffs` lists it")
@@ -122,6 +123,15 @@ def _worker(parser: argparse.ArgumentParser) -> None:
     _transport(parser)
     _handoff_options(parser)
     _engine_options(parser)
+
+
+def _proxy(parser: argparse.ArgumentParser) -> None:
+    for role in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{role}", nargs="+", required=True, metavar="URL", help=f"servers that {role}"
+        )
+    parser.add_argument("--host", default="127.0.0.1", help="HTTP address (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="HTTP port (default: 8000)")
 
 
 def _router(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,7 @@ LARGEST_BODY = 16 << 20
 def make_app(router: Router, tokenizer: Tokenizer, model: str) -> web.Application:
     api = Api(router, tokenizer, model)
     started = int(time.time())
-    app = web.Application(middlewares=[_errors], client_max_size=LARGEST_BODY)
+    app = web.Application(middlewares=[answer_errors], client_max_size=LARGEST_BODY)
 
     entry = {"id": model, "object": "model", "created": started, "owned_by": "relevo"}
 
@@ -85,7 +85,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except RelevoError as error:

@@ -47,7 +47,7 @@ class Listener:
         except zmq.ZMQError as error:
             self.socket.close()
             raise ConfigError(key, f"cannot listen on {bind}: {error.strerror}") from error
-        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.endpoint: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def send(self, route: bytes, message: Message) -> None:
         try:
