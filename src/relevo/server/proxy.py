@@ -161,6 +161,8 @@ class Proxy:
             for name in ("Content-Type", "Authorization", "X-Request-Id")
             if name in request.headers
         }
+        if not isinstance(body, bytes):
+            headers["Content-Type"] = "application/json"
         server.in_flight += 1
         try:
             async with self._session.request(
