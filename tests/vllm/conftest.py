@@ -85,6 +85,8 @@ class Server(Api):
             "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core),
             "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
+            # What oneDNN keeps for each new shape would hide a leak.
+            "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16",
         }  # fmt: skip
         with log.open("wb") as output:
             self.process = subprocess.Popen(

@@ -122,7 +122,8 @@ def test_a_decode_server_killed_leaves_nothing_behind(folder, logs, expected):
 
 
 def test_a_prefill_request_that_is_preempted_is_computed_by_the_decode_side(folder, logs, expected):
-    blocks = ("--num-gpu-blocks-override", "21")  # of which vLLM keeps one to itself
+    # Of 21 blocks vLLM keeps one to itself.
+    blocks = ("--num-gpu-blocks-override", "21", "--max-model-len", "2048")
     with pair(folder, logs, *CHUNKED, *blocks) as (prefill, decode, proxy):
         works(proxy, expected)
         growing = threading.Thread(target=prefill.tokens, args=(random_prompt(1021, 1), 60))
@@ -154,16 +155,18 @@ HANDOFFS = 1000
 
 def test_a_thousand_handoffs_of_which_some_are_aborted(folder, logs, expected):
     with pair(folder, logs) as (prefill, decode, proxy):
-        asyncio.run(many(proxy.url, expected, HANDOFFS // 10))
+        asyncio.run(many(proxy.url, expected, HANDOFFS // 2))
         before = resources(prefill, decode)
         while decode.event("handoff_landed") < HANDOFFS:
             asyncio.run(many(proxy.url, expected, HANDOFFS // 4))
         prefill.wait_idle()
         decode.wait_idle()
         assert decode.event("handoff_cancelled") > 0
-        for name, (descriptors, memory) in resources(prefill, decode).items():
+        after = resources(prefill, decode)
+        print({name: (before[name], after[name]) for name in after})
+        for name, (descriptors, memory) in after.items():
             assert descriptors <= before[name][0] + 8, (before, name)
-            assert memory <= before[name][1] + 80, (before, name)
+            assert memory <= before[name][1] + 60, (before, name)
 
 
 async def many(url, expected, count):
