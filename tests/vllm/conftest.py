@@ -26,6 +26,13 @@ CONNECTOR = {
     "kv_load_failure_policy": "recompute",
 }
 
+ENVIRONMENT = {
+    "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
+    "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
+    # What oneDNN keeps for each new shape would hide a leak.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16",
+}  # fmt: skip
+
 
 def pytest_collection_modifyitems(items):
     for item in items:
@@ -81,19 +88,14 @@ class Server(Api):
         if connector is not None:
             settings = CONNECTOR | {"kv_connector_extra_config": connector}
             arguments = (*arguments, "--kv-transfer-config", json.dumps(settings))
-        environment = {
-            "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core),
-            "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
-            # What oneDNN keeps for each new shape would hide a leak.
-            "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16",
-        }  # fmt: skip
+        environment = ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": str(core)}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 ["taskset", "-c", str(core), sys.executable, "-m",
                  "vllm.entrypoints.openai.api_server", "--model", str(folder),
                  "--served-model-name", MODEL, "--dtype", "float32", "--host", "127.0.0.1",
                  "--port", str(self.port), "--enforce-eager", "--max-model-len", "4096",
+                 "--kv-cache-memory-bytes", str(1 << 30),
                  *arguments],
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 env=os.environ | environment,

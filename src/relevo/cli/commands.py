@@ -111,6 +111,55 @@ def _router(options: argparse.Namespace) -> int:
 
 
 def _worker(options: argparse.Namespace) -> int:
+    return _vllm_worker(options) if options.engine == "vllm" else _embedded_worker(options)
+
+
+def _vllm_worker(options: argparse.Namespace) -> int:
+    def body(status: StatusPipe) -> None:
+        import importlib.util
+        import os
+        from pathlib import Path
+
+        from relevo.types import Role
+
+        if importlib.util.find_spec("vllm") is None:
+            raise ConfigError(
+                "engine", "vLLM is not installed here; scripts/setup-vllm.sh makes .venv-vllm"
+            )
+        if options.hold_handoffs:
+            raise ConfigError("hold-handoffs", "not with vLLM")
+        model = _named(options)
+        path: Path = model.path
+        if path.is_file():
+            from relevo.engine.models.export import export_model
+            from relevo.text.gguf_tokenizer import convert_tokenizer
+
+            path = export_model(path, convert_tokenizer(path, model.cache), model.cache)
+        from relevo.worker.vllm_worker import VllmWorker, VllmWorkerConfig
+
+        cores = options.cores or ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        config = VllmWorkerConfig(
+            name=options.name,
+            role=Role(options.role),
+            router=options.router,
+            model=path,
+            model_name=model.name,
+            dtype=options.dtype,
+            kv_bytes=options.kv_memory << 20,
+            arguments=options.vllm_arguments,
+            cores=tuple(int(core) for core in cores.split(",")),
+            transport=options.transport,
+            host=options.host,
+            local_prefill_tokens=options.local_prefill_tokens,
+            faults=options.faults,
+            verify_kv=options.verify_kv,
+        )
+        VllmWorker(config, lambda: status.say("ready", what="ready")).run()
+
+    return _as_child(body)
+
+
+def _embedded_worker(options: argparse.Namespace) -> int:
     def body(status: StatusPipe) -> None:
         from relevo.worker.environment import prepare_process
 

@@ -38,13 +38,23 @@ def _handoff_options(parser: argparse.ArgumentParser) -> None:
 
 def _engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
+    group.add_argument(
+        "--engine", default="embedded", choices=["embedded", "vllm"],
+        help="vllm: needs vLLM beside Relevo, see docs/vllm.md (default: embedded)",
+    )  # fmt: skip
+    group.add_argument(
+        "--vllm-arguments", default="", metavar="ARGS",
+        help="vLLM's own, as on its command line, in one string",
+    )  # fmt: skip
     for flag, kind, default, text in _ENGINE_OPTIONS:
         group.add_argument(flag, type=kind, default=default, help=f"{text} (default: {default})")
 
 
 def worker_arguments(options: argparse.Namespace) -> tuple[str, ...]:
     """The options of engine and hand-offs as a worker's command line takes them."""
-    arguments: list[str] = []
+    arguments = ["--engine", options.engine]
+    if options.vllm_arguments:
+        arguments.append(f"--vllm-arguments={options.vllm_arguments}")
     for flag, *_ in _ENGINE_OPTIONS:
         value = getattr(options, flag.lstrip("-").replace("-", "_"))
         arguments += [flag, str(value)]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 from typing import Any
 
+from relevo.worker.environment import end_with_parent
+
 STATUS_FD = "RELEVO_STATUS_FD"
 PARENT = "RELEVO_PARENT"
-_PR_SET_PDEATHSIG = 1
 
 
 class StatusPipe:
@@ -39,7 +38,6 @@ def die_with_parent() -> None:
     parent = os.environ.pop(PARENT, None)
     if parent is None:
         return
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     if os.getppid() != int(parent):  # it died before the request was in place
         os._exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -73,6 +74,8 @@ class Process:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
+        with contextlib.suppress(ProcessLookupError):  # vLLM's own processes outlive ours
+            os.killpg(self._popen.pid, signal.SIGKILL)
         os.close(self._read)
 
     def describe_exit(self) -> str:

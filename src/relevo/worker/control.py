@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import zmq
 from msgspec.structs import replace
@@ -29,10 +30,23 @@ from relevo.wire.messages import (
 )
 from relevo.wire.sockets import Connection, Listener
 from relevo.wire.unreliable import ControlFaults
-from relevo.worker.embedded import EmbeddedHost
 from relevo.worker.handoff_loop import HandoffLoop
 
 REGISTER_S = 5.0  # how long the router has to answer
+
+
+class RequestHost(Protocol):
+    """An engine, as the router sees it. Methods only queue."""
+
+    @property
+    def load(self) -> Load: ...
+    @property
+    def counters(self) -> dict[str, int]: ...
+    def generate(self, message: Generate) -> None: ...
+    def abort(self, request: str) -> None: ...
+    def abort_all(self, then: Callable[[], object]) -> None:
+        """Drops every request, and calls `then` on any thread."""
+        ...
 
 
 class Control(HandoffLoop):
@@ -48,7 +62,7 @@ class Control(HandoffLoop):
         context: zmq.Context[zmq.Socket[bytes]],
         router: str,
         register: Register,
-        host: EmbeddedHost,
+        host: RequestHost,
         transfer: TransferEngine | None,
         listener: Listener | None,
         faults: ControlFaults | None,

@@ -3,13 +3,22 @@ its libraries cache."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 
 from relevo.errors import ConfigError
 
 # oneDNN and torch's wrapper of it keep a compiled kernel of about 0.7 MiB per shape, 1,024 of each
 # by default. Steps are padded to few shapes (see runner.py), so a small cache loses nothing.
 _CACHED_KERNELS = "32"
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """The kernel ends this process when the thread that made it ends, however that ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def prepare_process(cores: str) -> int:

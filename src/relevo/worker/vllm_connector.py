@@ -23,6 +23,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
 from relevo.errors import ConfigError
+from relevo.worker.environment import end_with_parent
 from relevo.worker.vllm_layout import Caches
 from relevo.worker.vllm_plan import PARAMS_KEY, StepPlan
 from relevo.worker.vllm_rank import RankConfig, RankHalf, Settings, settings_of
@@ -56,6 +57,8 @@ class RelevoConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         self._settings = settings_of(transfer.kv_connector_extra_config)
         _check(vllm_config, kv_cache_config, self._settings)
+        if self._settings.owner:  # a worker of ours: nothing of it may outlive it
+            end_with_parent()
         self._page_tokens: int = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         self._endpoint = ""
         self._rank: RankHalf | None = None
@@ -107,7 +110,9 @@ class RelevoConnector(KVConnectorBase_V1, SupportsHMA):
         return StepMetadata(plan)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        self._scheduler.received(connector_output.finished_recving or ())
+        self._scheduler.received(
+            connector_output.finished_recving or (), connector_output.failed_recving or ()
+        )
         self._scheduler.sent(connector_output.finished_sending or ())
 
     def request_finished_all_groups(
@@ -130,7 +135,7 @@ class RelevoConnector(KVConnectorBase_V1, SupportsHMA):
             heads=spec.num_kv_heads,
             interior=_interior(ordered, config, spec),
         )
-        name = f"vllm-{config.kv_transfer_config.engine_id[:8]}"
+        name = self._settings.name or f"vllm-{config.kv_transfer_config.engine_id[:8]}"
         rank_config = RankConfig(
             name=name,
             model=f"{model.hf_config.model_type} of {model.get_num_layers(config.parallel_config)} "

@@ -22,11 +22,13 @@ class HandoffParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `exact`: `handoff` is the hand-off's id itself and the prompt comes without its last token, as
     between workers of ours. Otherwise the id is drawn from `handoff` and the prompt, so that the
     two sides meet only on the very same tokens, and a list of prompts needs one number only.
+    `label`: what the request is called where vLLM gives it a name of its own.
     """
 
     handoff: int
     prefill: tuple[str, ...] = ()
     exact: bool = False
+    label: str = ""
 
 
 def params_of(kv_transfer_params: dict[str, Any] | None) -> HandoffParams | None:
@@ -45,12 +47,19 @@ def handoff_id(params: HandoffParams, wanted: Sequence[int]) -> int:
     return digest >> 1
 
 
+def next_attempt(params: HandoffParams) -> HandoffParams:
+    """With the next prefill worker, under an id of its own."""
+    digest = xxhash.xxh3_64_intdigest(params.handoff.to_bytes(8), 1)
+    return msgspec.structs.replace(params, handoff=digest >> 1, prefill=params.prefill[1:])
+
+
 @dataclass(frozen=True)
 class Receive:
     """Decode side: blocks are reserved for `tokens` from block `first_page` on; ask for them."""
 
     handoff: int
     request: str
+    label: str
     tokens: tuple[int, ...]
     first_page: int
     pages: tuple[int, ...]

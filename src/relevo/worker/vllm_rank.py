@@ -14,11 +14,12 @@ import zmq
 
 from relevo.errors import ConfigError
 from relevo.messenger.decode_side import DecodeSide
+from relevo.messenger.landings import Landing
 from relevo.messenger.prefill_side import PrefillSide
 from relevo.transfer.engine import TransferEngine
 from relevo.types import TimelineEvent
-from relevo.wire.messages import Heartbeat, Message
-from relevo.wire.sockets import Listener
+from relevo.wire.messages import Heartbeat, Message, PrefillDone, Timeline
+from relevo.wire.sockets import Connection, Listener
 from relevo.worker.faults import parse_faults
 from relevo.worker.handoff_loop import HandoffLoop
 from relevo.worker.vllm_layout import Caches
@@ -42,6 +43,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verify_kv: bool = False
     faults: str = ""
     untested_vllm: bool = False
+    owner: str = ""  # a worker of ours that runs this vLLM: its socket's endpoint
+    name: str = ""
 
 
 def settings_of(extra_config: Mapping[str, object]) -> Settings:
@@ -76,6 +79,7 @@ class RankHalf:
         starts = self._transfer.adopt("vllm-kv", storages)
         addresses = [address for address, _ in storages]
         layout = caches.layout(0, dict(zip(addresses, starts, strict=True)))
+        self._name = config.name
         self._layers = list(caches.tensors)
         self._next_layer = 0
         self._steps = 0
@@ -88,7 +92,8 @@ class RankHalf:
             self._context, f"tcp://{settings.host}:{settings.port or '*'}", "host"
         )
         self._loop = HandoffLoop(self._context, self._transfer, self._listener, faults.messages)
-        self._receiving = ReceivingHost(len(self._layers), self._loop.post)
+        self._owner = Connection(self._context, settings.owner) if settings.owner else None
+        self._receiving = ReceivingHost(len(self._layers), self._loop.post, self._settled)
         self._sending = SendingHost(
             worker=config.name,
             transfer=self._transfer,
@@ -97,6 +102,7 @@ class RankHalf:
             max_tokens=config.max_tokens,
             abandon=lambda handoff, reason: self._loop.post(prefill.abandon, handoff, reason),
             note=lambda handoff, event: self._loop.post(prefill.note, handoff, event),
+            tell=self._tell,
         )
         self._decode = DecodeSide(
             worker=config.name,
@@ -124,7 +130,7 @@ class RankHalf:
             landings=self._decode.landings,
             request=self._decode.request,
             cancel=self._decode.cancel,
-            report=self._decode.landed,
+            report=self._landed,
             inspected=self._decode.inspects,
         )
         self._loop.attach_sides(self._decode, prefill)
@@ -188,8 +194,24 @@ class RankHalf:
         """From the loop's thread."""
         return Heartbeat(self._steps, busy=not self._idle)
 
+    # ---- on the loop's thread ----
+
+    def _landed(self, landing: Landing) -> None:
+        self._decode.landed(landing)
+        request = self._receiving.label(landing.handoff)
+        if request is not None and not landing.overshot:
+            event = TimelineEvent("kv-landed", landing.reached_ns, self._name)
+            self._tell(Timeline(request, (event,)))
+            self._settled(request)
+
+    def _settled(self, request: str) -> None:
+        """The prefill worker has done its part, or never will."""
+        self._tell(PrefillDone(request, 0))
+
     def _note(self, request: str, events: tuple[TimelineEvent, ...]) -> None:
-        log.debug("request %s: %s", request, events)
+        self._tell(Timeline(self._receiving.label(request) or request, events))
 
     def _tell(self, message: Message) -> None:
-        """There is no router."""
+        """Where a plain `vllm serve` runs this, there is nobody to be told."""
+        if self._owner is not None:
+            self._owner.send(message)

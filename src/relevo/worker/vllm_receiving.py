@@ -7,6 +7,7 @@ hears of a hand-off only when nothing can write to its blocks any more: landed, 
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from relevo.worker.vllm_plan import Receive, StepPlan
 
 log = logging.getLogger(__name__)
 
+REMEMBERED = 16384
+
 
 @dataclass
 class Receiving:
@@ -27,10 +30,19 @@ class Receiving:
 
 class ReceivingHost:
     """A DecodeHost. `begin`, `results` and `wait` are the engine's thread's; the port's methods the
-    hand-off loop's. `post` goes to that loop."""
+    hand-off loop's. `post` goes to that loop; `settled(request)` is told there of a hand-off that
+    was lost."""
 
-    def __init__(self, layers: int, post: Callable[..., object]) -> None:
+    def __init__(
+        self,
+        layers: int,
+        post: Callable[..., object],
+        settled: Callable[[str], object],
+    ) -> None:
         self._layers = layers
+        self._settled = settled
+        # By hand-off and by vLLM's name: what requests are called outside.
+        self._labels: OrderedDict[int | str, str] = OrderedDict()
         self._post = post
         self._inbox = Inbox()  # the engine's thread's
         self._receiving: dict[int, Receiving] = {}
@@ -59,6 +71,10 @@ class ReceivingHost:
     def begin(self, plan: StepPlan) -> None:
         for receive in plan.receive:
             self._receiving[receive.handoff] = Receiving(receive.request)
+            label = receive.label or receive.request
+            self._labels[receive.handoff] = self._labels[receive.request] = label
+            while len(self._labels) > REMEMBERED:
+                self._labels.popitem(last=False)
             candidates = [PrefillCandidate(endpoint, endpoint) for endpoint in receive.prefill]
             self._post(self._request, self._wanted(receive), candidates)
         for request in plan.aborted:
@@ -109,11 +125,16 @@ class ReceivingHost:
 
     # ---- the hand-off loop's thread: DecodeHost ----
 
+    def label(self, of: int | str) -> str | None:
+        """What a request is called outside: by its hand-off, or by vLLM's name for it."""
+        return self._labels.get(of)
+
     def intact(self, handoff: int, reached_ns: int) -> None:
         self._inbox.post(self._done, handoff)
 
     def lost(self, request: str, handoff: int, reason: str) -> None:
         log.warning("request %s is not handed off: %s", request, reason)
+        self._settled(self._labels.get(request, request))
         self._inbox.post(self._mark_lost, handoff)
 
     def freed(self, handoff: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from relevo.worker.vllm_plan import (
     Receive,
     StepPlan,
     handoff_id,
+    next_attempt,
     params_of,
 )
 
@@ -135,6 +136,7 @@ class SchedulerHalf:
             Receive(
                 handoff=receiving.handoff,
                 request=request.request_id,
+                label=receiving.params.label,
                 tokens=tuple(tokens),
                 first_page=first,
                 pages=tuple(pages[first:end]),
@@ -177,11 +179,19 @@ class SchedulerHalf:
         self._receive, self._aborted, self._ended, self._queued = [], [], [], []
         return plan
 
-    def received(self, requests: Iterable[str]) -> None:
-        """What the rank reports: landed, or given up and free. Either way it is settled."""
+    def received(self, requests: Iterable[str], failed: Collection[str]) -> None:
+        """What the rank reports: landed, or given up and free. The next prefill worker is asked
+        where there is one that takes any prompt; else the request goes on by itself."""
         for request in requests:
             receiving = self._receiving.get(request)
-            if receiving is not None:
+            if receiving is None:
+                continue
+            params = receiving.params
+            if request in failed and params.exact and len(params.prefill) > 1:
+                receiving.params = next_attempt(params)
+                receiving.handoff = receiving.params.handoff
+                receiving.asked = False
+            else:
                 receiving.settled = True
 
     def finished(self, request: Request) -> bool:

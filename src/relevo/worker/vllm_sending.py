@@ -16,6 +16,7 @@ from relevo.kv.hashes import pages_for
 from relevo.messenger.host import PrefillJob
 from relevo.transfer.engine import Push, TransferEngine
 from relevo.types import TimelineEvent, now_ns
+from relevo.wire.messages import Cancel, Message, PrefillRequest
 from relevo.worker.vllm_plan import Compute, Ended, StepPlan
 
 MEET_S = 30.0  # how long one half waits for the other
@@ -68,7 +69,9 @@ class Sending:
 
 class SendingHost:
     """A PrefillHost. `begin`, `layer`, `end`, `preempt` and `sent` are the engine's thread's, the
-    rest the hand-off loop's. `abandon(handoff, reason)` and `note(handoff, event)` go there."""
+    rest the hand-off loop's. `abandon(handoff, reason)` and `note(handoff, event)` go there;
+    `tell(message)` is said there to whoever runs this engine, who is to make a request for a job
+    that comes without one."""
 
     def __init__(
         self,
@@ -80,7 +83,9 @@ class SendingHost:
         max_tokens: int,
         abandon: Callable[[int, str], object],
         note: Callable[[int, TimelineEvent], object],
+        tell: Callable[[Message], object],
     ) -> None:
+        self._tell = tell
         self._worker = worker
         self._transfer = transfer
         self._page_tokens = page_tokens
@@ -193,10 +198,14 @@ class SendingHost:
                 self._transfer.add_pushes([push])
             if sending.ended is not None and not sending.ended.computed:
                 self._abandon(job.handoff, "its request has ended")
+            alone = not sending.request and not sending.queued and sending.ended is None
+        if alone:
+            self._tell(PrefillRequest(job.handoff, 0, job.request, job.tokens, 0, (), 0, 0))
 
     def stop(self, handoff: int) -> None:
         with self._changed:
             self._sendings[handoff].stopped = True
+        self._tell(Cancel(handoff))
 
     def release(self, handoff: int) -> None:
         with self._changed:
