@@ -167,7 +167,7 @@ class Peers:
     async def _stream(
         self, prompt: list[int], count: int, params: dict[str, Any] | None
     ) -> list[float]:
-        """Seconds from now to each token."""
+        """Seconds from now to each chunk, which is a token unless the server falls behind."""
         body = self._body(prompt, count, params) | {"stream": True}
         begin = time.monotonic()
         times: list[float] = []
@@ -175,8 +175,8 @@ class Peers:
             async for line in response.content:
                 if line.startswith(b"data: {"):
                     times.append(time.monotonic() - begin)
-        if len(times) < count:
-            raise RuntimeError(f"{len(times)} of {count} tokens")
+        if not times:
+            raise RuntimeError("no token came")
         return times
 
 
