@@ -311,3 +311,15 @@ def test_memory_of_others_becomes_a_region_in_its_place(transport):
         assert (landed[59] == 7).all()
     source.engine.stop()
     target.stop()
+
+
+def test_memory_that_shares_a_page_becomes_a_region_together():
+    memory = np.full(4 * PAGE, 3, dtype=np.uint8)
+    base = memory.ctypes.data
+    begin = -base % PAGE + 100
+    spans = [(base + begin, 500), (base + begin + 600, PAGE), (base + begin + 700 + PAGE, 100)]
+    engine = TransferEngine("local")
+    starts = engine.adopt("caches", spans)
+    for value, (start, (address, length)) in enumerate(zip(starts, spans, strict=True)):
+        memory[address - base : address - base + length] = value + 10
+        assert (engine.memory(0)[start : start + length] == value + 10).all()

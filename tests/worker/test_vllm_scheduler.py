@@ -9,7 +9,7 @@ from relevo.worker.vllm_plan import HandoffParams, handoff_id, next_attempt
 from relevo.worker.vllm_scheduler import SchedulerHalf
 
 BLOCK = 16
-PREFILL = "tcp://p"
+PREFILL = "tcp://p:1"
 
 
 @dataclass
@@ -55,11 +55,24 @@ def test_a_request_without_our_parameters_is_none_of_ours(half):
     assert plan(half, {"r": 50}, {"r": 0}).compute == ()
 
 
-def test_parameters_that_are_wrong_are_no_end_of_the_engine(half, caplog):
-    request = Request("r", kv_transfer_params={"relevo": {"handoff": "seven"}})
+@pytest.mark.parametrize(
+    ("ours", "names"),
+    [
+        ({"handoff": "seven"}, "handoff"),
+        ({"handoff": -1}, "handoff"),
+        ({"handoff": 2**63}, "handoff"),
+        ({"handoff": 1, "prefill": ["http://127.0.0.1:8001/v1"]}, "prefill"),
+        ({"handoff": 1, "prefill": ["tcp://127.0.0.1"]}, "prefill"),
+        ({"handoff": 1, "prefill": [""]}, "prefill"),
+        ({"handoff": 1, "decode": []}, "decode"),
+        ([1], "object"),
+    ],
+)
+def test_parameters_that_are_wrong_are_no_end_of_the_engine(half, caplog, ours, names):
+    request = Request("r", kv_transfer_params={"relevo": ours})
     half.arrived(request)
     assert half.matched(request, 0) == (0, False)
-    assert "handoff" in caplog.text
+    assert names in caplog.text
 
 
 def test_all_but_the_last_token_is_asked_for(half):
@@ -180,7 +193,7 @@ def test_one_that_has_landed_is_not_cancelled(half):
 
 
 def test_a_lost_one_is_computed_here(half):
-    request = receiver(prefill=(PREFILL, "tcp://q"))
+    request = receiver(prefill=(PREFILL, "tcp://q:2"))
     asked(half, request)
     half.received(["r"], failed=["r"])
     assert half.matched(request, 0) == (0, False), "the other server has no such request"
@@ -188,7 +201,7 @@ def test_a_lost_one_is_computed_here(half):
 
 def test_between_workers_of_ours_the_next_one_is_asked():
     half = SchedulerHalf(BLOCK, 0)
-    params = {"handoff": 9, "prefill": [PREFILL, "tcp://q"], "exact": True, "label": "outside"}
+    params = {"handoff": 9, "prefill": [PREFILL, "tcp://q:2"], "exact": True, "label": "outside"}
     request = Request("r", kv_transfer_params={"relevo": params})
     first = asked(half, request)
     assert (first.handoff, first.label) == (9, "outside")
@@ -196,9 +209,9 @@ def test_between_workers_of_ours_the_next_one_is_asked():
     external, _ = half.matched(request, 0)
     half.allocated(request, (200, 201, 202, 203), external)
     (again,) = plan(half).receive
-    assert again.prefill == ("tcp://q",)
+    assert again.prefill == ("tcp://q:2",)
     assert again.handoff not in (9, 0), "a new hand-off"
-    assert again.handoff == next_attempt(HandoffParams(9, (PREFILL, "tcp://q"), True)).handoff
+    assert again.handoff == next_attempt(HandoffParams(9, (PREFILL, "tcp://q:2"), True)).handoff
     half.received(["r"], failed=["r"])
     assert half.matched(request, 0) == (0, False)
 
@@ -207,3 +220,5 @@ def test_what_is_preempted_is_told_before_it_is_overwritten(half):
     half.arrived(sender())
     plan(half, {"s": 20}, {"s": 0}, {"s": [1, 2]})
     assert plan(half, preempted=["s", "other"]).preempted == ("s",)
+    half.finished(sender())
+    assert plan(half).ended[0].computed is False

@@ -230,11 +230,12 @@ def test_a_job_for_a_prompt_that_is_gone_is_refused(sender):
 
 def test_neither_half_waits_for_ever(sender, monkeypatch):
     monkeypatch.setattr(vllm_sending, "MEET_S", 0.05)
+    monkeypatch.setattr(vllm_sending, "HOLD_S", 0.05)
     sender.step(10)
     sender.end_request()
     sender.job(handoff=2)
     assert sender.host.sent() == set()
-    time.sleep(0.1)
+    sender.host.tick(time.monotonic() + 0.1)
     assert sender.host.sent() == {"s"}
     ((handoff, why),) = sender.abandoned
     assert handoff == 2

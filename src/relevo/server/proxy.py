@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 2.0  # after which a server that did not answer is tried again
 CONNECT_S = 5.0
-ASK_S = 30.0  # a busy server answers late
+ASK_S = 5.0
+LATE_S = 5.0  # by which a prompt's answer may come after its request's
 # Of a request, what is not for the side that computes the prompt only.
 DECODE_ONLY = (
     "best_of", "logprobs", "max_completion_tokens", "min_tokens", "n", "response_format", "stop",
@@ -50,7 +51,8 @@ class Server:
 
 
 class Proxy:
-    """`session` is used from its own loop and closed by whoever made it."""
+    """`session` is used from its own loop and closed by whoever made it. `watch` has to run beside
+    it: it asks prefill servers where their connectors listen."""
 
     def __init__(
         self, prefill: Sequence[str], decode: Sequence[str], session: aiohttp.ClientSession
@@ -58,8 +60,21 @@ class Proxy:
         self._prefill = [Server(url.rstrip("/")) for url in prefill]
         self._decode = [Server(url.rstrip("/")) for url in decode]
         self._session = session
-        self._pushing: set[asyncio.Task[None]] = set()
+        self._computing: set[asyncio.Task[None]] = set()
+        self._headers: dict[str, str] = {}  # of the last request: servers may ask for a key
         self.counters = {"disaggregated": 0, "decode_only": 0, "prefill_failed": 0}
+
+    async def watch(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(RETRY_S / 4)
+
+    async def look(self) -> None:
+        """Asks those that have not told yet."""
+        now = time.monotonic()
+        unknown = [s for s in self._prefill if not s.endpoint and s.usable(now)]
+        await asyncio.gather(*(self._ask_endpoint(server) for server in unknown))
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Both sides at once."""
@@ -72,25 +87,38 @@ class Proxy:
         decode = self._least_busy(self._decode)
         if decode is None:
             raise Overloaded("no decode server answers", retry_after_s=2)
-        prefill = await self._prefill_server(body)
+        self._headers = _headers_of(request)
+        prefill = self._least_busy([server for server in self._prefill if server.endpoint])
         if prefill is None:
             self.counters["decode_only"] += 1
             return await self._answer(request, decode, body)
         self.counters["disaggregated"] += 1
         handoff = secrets.randbits(63)
         ours = {"handoff": handoff, "prefill": [prefill.endpoint]}
-        pushing = asyncio.create_task(self._compute(prefill, request.path, body, handoff))
-        self._pushing.add(pushing)
-        pushing.add_done_callback(self._pushing.discard)
+        headers = self._headers
+        computing = asyncio.create_task(
+            self._compute(prefill, request.path, body, handoff, headers)
+        )
+        self._computing.add(computing)
+        computing.add_done_callback(self._computing.discard)
         wanted = False
         try:
             body |= {"kv_transfer_params": {"relevo": ours}}
             response = await self._answer(request, decode, body)
             wanted = response.status == 200
         finally:
-            if not wanted:  # refused, or the client has gone: nobody waits for the prompt
-                pushing.cancel()
+            if wanted:
+                asyncio.get_running_loop().call_later(LATE_S, self._give_up, computing, prefill)
+            else:  # refused, or the client has gone: nobody waits for the prompt
+                computing.cancel()
         return response
+
+    @staticmethod
+    def _give_up(computing: asyncio.Task[None], server: Server) -> None:
+        """Its request was answered long ago."""
+        if not computing.done():
+            computing.cancel()
+            server.failed("does not answer any more")
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Anything else is a decode server's business."""
@@ -110,42 +138,46 @@ class Proxy:
         usable = [server for server in servers if server.usable(now)]
         return min(usable, key=lambda server: server.in_flight, default=None)
 
-    async def _prefill_server(self, body: dict[str, Any]) -> Server | None:
-        """One whose connector's endpoint is known; None where the decode side has to do it all."""
-        while (server := self._least_busy(self._prefill)) is not None:
-            if server.endpoint:
-                return server
-            await self._ask_endpoint(server, body.get("model"))
-        return None
-
-    async def _ask_endpoint(self, server: Server, model: object) -> None:
-        body = {"model": model, "prompt": [0], "max_tokens": 1, **_meet(0)}
+    async def _ask_endpoint(self, server: Server) -> None:
+        body = {"prompt": [0], "max_tokens": 1, **_meet(0)}
         timeout = aiohttp.ClientTimeout(total=ASK_S, connect=CONNECT_S)
+        answer: Any = None
         try:
             async with self._session.post(
-                f"{server.url}/v1/completions", json=body, timeout=timeout
+                f"{server.url}/v1/completions", json=body, timeout=timeout, headers=self._headers
             ) as response:
                 answer = await response.json()
-            server.endpoint = answer["kv_transfer_params"]["relevo"]["endpoint"]
+            server.endpoint = _endpoint_in(answer)
         except (aiohttp.ClientError, TimeoutError) as error:
             server.failed(f"does not answer: {error!r}")
-        except (KeyError, TypeError, ValueError):
-            server.failed(f"did not name its connector's endpoint, but said {answer!r:.300}")
+        except ValueError as error:
+            server.failed(error)
 
-    async def _compute(self, server: Server, path: str, body: dict[str, Any], handoff: int) -> None:
+    async def _compute(
+        self,
+        server: Server,
+        path: str,
+        body: dict[str, Any],
+        handoff: int,
+        headers: dict[str, str],
+    ) -> None:
         """The prompt alone. Its answer is of no use but for where the server is."""
         asked = {k: v for k, v in body.items() if k not in DECODE_ONLY}
+        asked |= {"max_tokens": 1, **_meet(handoff)}
         server.in_flight += 1
         try:
             async with self._session.post(
-                server.url + path, json={**asked, "max_tokens": 1, **_meet(handoff)}
+                server.url + path, json=asked, headers=headers
             ) as response:
                 answer = await response.json()
             if response.status == 200:
-                server.endpoint = answer["kv_transfer_params"]["relevo"]["endpoint"]
-            elif response.status >= 500:
-                raise WorkerLost(f"HTTP {response.status}: {answer!r:.300}")
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, WorkerLost) as error:
+                server.endpoint = _endpoint_in(answer)
+                return
+            self.counters["prefill_failed"] += 1
+            log.warning("%s: HTTP %d: %.300r", server.url, response.status, answer)
+            if response.status >= 500:
+                server.failed(f"HTTP {response.status}")
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             self.counters["prefill_failed"] += 1
             server.failed(f"failed: {error!r}")
         finally:
@@ -156,41 +188,59 @@ class Proxy:
     ) -> web.StreamResponse:
         """A decode server's answer, passed on as it comes."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        headers = {
-            name: request.headers[name]
-            for name in ("Content-Type", "Authorization", "X-Request-Id")
-            if name in request.headers
-        }
+        headers = _headers_of(request)
+        if "Content-Type" in request.headers:
+            headers["Content-Type"] = request.headers["Content-Type"]
         if not isinstance(body, bytes):
             headers["Content-Type"] = "application/json"
         server.in_flight += 1
         try:
-            async with self._session.request(
-                request.method, server.url + request.path_qs, data=data, headers=headers
-            ) as upstream:
+            try:
+                upstream = await self._session.request(
+                    request.method, server.url + request.path_qs, data=data, headers=headers
+                )
+            except aiohttp.ClientError as error:
+                server.failed(f"failed: {error!r}")
+                raise WorkerLost(f"the decode server did not answer: {error}") from error
+            async with upstream:
                 return await _pass_on(request, upstream)
-        except aiohttp.ClientError as error:
-            server.failed(f"failed: {error!r}")
-            raise WorkerLost(f"the decode server did not answer: {error}") from error
         finally:
             server.in_flight -= 1
+
+
+def _headers_of(request: web.Request) -> dict[str, str]:
+    """Those that both sides need."""
+    names = ("Authorization", "X-Request-Id")
+    return {name: request.headers[name] for name in names if name in request.headers}
 
 
 async def _pass_on(request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
     response = web.StreamResponse(status=upstream.status)
     response.content_type = upstream.content_type
     await response.prepare(request)
+    while True:
+        try:
+            piece = await upstream.content.readany()
+        except aiohttp.ClientError as error:
+            # The status has been sent: all that is left is not to end as if all were well.
+            log.warning("a decode server broke off: %r", error)
+            if request.transport is not None:
+                request.transport.close()
+            return response
+        if not piece:
+            await response.write_eof()
+            return response
+        await response.write(piece)
+
+
+def _endpoint_in(answer: Any) -> str:
+    """Raises ValueError, with the answer, where it names none."""
     try:
-        async for piece in upstream.content.iter_any():
-            await response.write(piece)
-    except aiohttp.ClientError as error:
-        # The status has been sent: all that is left is not to end as if all were well.
-        log.warning("a decode server broke off: %r", error)
-        if request.transport is not None:
-            request.transport.close()
-        return response
-    await response.write_eof()
-    return response
+        return str(answer["kv_transfer_params"]["relevo"]["endpoint"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"did not name its connector's endpoint, but said {answer!r:.300}") from (
+            error
+        )
 
 
 def _meet(handoff: int) -> dict[str, Any]:
@@ -207,8 +257,11 @@ def make_proxy_app(prefill: Sequence[str], decode: Sequence[str]) -> web.Applica
         app[SESSION] = session
         proxy = Proxy(prefill, decode, session)
         app[PROXY] = proxy
+        await proxy.look()  # so that the first request finds what is there
+        app[WATCH] = asyncio.create_task(proxy.watch())
 
     async def stop(app: web.Application) -> None:
+        app[WATCH].cancel()
         await app[SESSION].close()
 
     async def generate(request: web.Request) -> web.StreamResponse:
@@ -235,3 +288,4 @@ def make_proxy_app(prefill: Sequence[str], decode: Sequence[str]) -> web.Applica
 
 SESSION = web.AppKey("session", aiohttp.ClientSession)
 PROXY = web.AppKey("proxy", Proxy)
+WATCH = web.AppKey("watch", asyncio.Task[None])

@@ -75,17 +75,18 @@ class TransferEngine:
 
     def adopt(self, name: str, spans: Sequence[tuple[int, int]]) -> list[int]:
         """A new region in the place of memory of this process that someone else has allocated:
-        `spans` are (address, bytes). Contents stay; nobody may write there meanwhile. Returns where
-        each span begins in the region, in bytes."""
+        `spans` are (address, bytes), by address. Contents stay; nobody may write there meanwhile.
+        Returns where each span begins in the region, in bytes."""
         moves: list[tuple[int, int, int]] = []  # offset, address, length: whole pages
         starts: list[int] = []
-        size = 0
+        size = end = 0
         for address, length in spans:
-            first = address - address % PAGE_BYTES
-            whole = -(-(address + length - first) // PAGE_BYTES) * PAGE_BYTES
-            moves.append((size, first, whole))
+            first = max(address - address % PAGE_BYTES, end)  # a page that two share moves once
+            end = max(end, -(-(address + length) // PAGE_BYTES) * PAGE_BYTES)
             starts.append(size + address - first)
-            size += whole
+            if end > first:
+                moves.append((size, first, end - first))
+                size += end - first
         file = MemoryFile(name, size)
         for move in moves:
             file.map_over(*move)

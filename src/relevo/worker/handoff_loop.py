@@ -3,6 +3,7 @@ a forward pass."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,8 @@ from relevo.wire.messages import FromDecode, FromPrefill, Message
 from relevo.wire.sockets import Connection, Listener
 from relevo.wire.unreliable import ControlFaults, UnreliableSends
 from relevo.worker.inbox import Inbox
+
+log = logging.getLogger(__name__)
 
 
 class HandoffLoop:
@@ -45,10 +48,17 @@ class HandoffLoop:
         self._decode: DecodeSide | None = None
         self._prefill: PrefillSide | None = None
         self._stopping = False
+        self._on_tick: Callable[[float], object] = lambda now: None
         self._poller.register(self._inbox.fd, zmq.POLLIN)
 
-    def attach_sides(self, decode: DecodeSide | None, prefill: PrefillSide | None) -> None:
-        """Before `run`."""
+    def attach_sides(
+        self,
+        decode: DecodeSide | None,
+        prefill: PrefillSide | None,
+        on_tick: Callable[[float], object] = lambda now: None,
+    ) -> None:
+        """Before `run`. `on_tick(now)` is called at least once per heartbeat interval."""
+        self._on_tick = on_tick
         self._decode = decode
         self._prefill = prefill
         if self._transfer is not None:
@@ -94,7 +104,11 @@ class HandoffLoop:
     def to_prefill(self, endpoint: str, message: Message) -> None:
         connection = self._prefill_peers.get(endpoint)
         if connection is None:
-            connection = Connection(self._context, endpoint)
+            try:
+                connection = Connection(self._context, endpoint)
+            except zmq.ZMQError as error:  # the link's deadline does the rest
+                log.warning("cannot reach %s: %s", endpoint, error)
+                return
             self._prefill_peers[endpoint] = connection
             self._poller.register(connection.socket, zmq.POLLIN)
         self._send(partial(connection.send, message))
@@ -127,6 +141,7 @@ class HandoffLoop:
             self._decode.tick(now)
         if self._prefill is not None:
             self._prefill.tick(now)
+        self._on_tick(now)
 
     def counters(self) -> dict[str, int]:
         """Of the transfer engine, of both sides, and of messages that went astray on purpose."""

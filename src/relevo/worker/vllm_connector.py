@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -138,8 +139,8 @@ class RelevoConnector(KVConnectorBase_V1, SupportsHMA):
         name = self._settings.name or f"vllm-{config.kv_transfer_config.engine_id[:8]}"
         rank_config = RankConfig(
             name=name,
-            model=f"{model.hf_config.model_type} of {model.get_num_layers(config.parallel_config)} "
-            f"layers, {model.get_hidden_size()} wide, {model.get_vocab_size()} tokens",
+            model=f"{Path(model.model).name} ({model.hf_config.model_type}, {len(ordered)} layers, "
+            f"{model.get_hidden_size()} wide, {model.get_vocab_size()} tokens)",
             max_tokens=model.max_model_len,
             settings=self._settings,
         )
@@ -217,10 +218,10 @@ def _check(config: VllmConfig, caches: KVCacheConfig, settings: Settings) -> Non
             f"this is vLLM {version}; Relevo is tested with {TESTED_VLLM} "
             '(to try it all the same: "untested_vllm": true in kv_connector_extra_config)',
         )
-    if config.parallel_config.world_size != 1:
-        raise ConfigError(
-            "tensor_parallel_size", f"{config.parallel_config.world_size} ranks; only 1 as yet"
-        )
+    parallel = config.parallel_config
+    for key in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        if getattr(parallel, key) != 1:
+            raise ConfigError(key, f"{getattr(parallel, key)}; only 1 as yet")
     groups = caches.kv_cache_groups
     if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
         kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
@@ -230,7 +231,8 @@ def _check(config: VllmConfig, caches: KVCacheConfig, settings: Settings) -> Non
 def _interior(caches: dict[str, torch.Tensor], config: VllmConfig, spec: FullAttentionSpec) -> str:
     """Two pools with equal tags hold the same bytes for the same tokens."""
     tensor = next(iter(caches.values()))
-    parts = [f"vllm{TESTED_VLLM}", tensor.device.type, str(tensor.dtype).removeprefix("torch.")]
+    version = ".".join(vllm.__version__.split(".")[:2])
+    parts = [f"vllm{version}", tensor.device.type, str(tensor.dtype).removeprefix("torch.")]
     if tensor.device.type == "cpu":
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 

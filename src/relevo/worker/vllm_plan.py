@@ -6,12 +6,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import xxhash
 
 PARAMS_KEY = "relevo"
+
+
+Number = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Endpoint = Annotated[str, msgspec.Meta(pattern=r"^tcp://[^\s/]+:[0-9]+$")]
 
 
 class HandoffParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,8 +29,8 @@ class HandoffParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `label`: what the request is called where vLLM gives it a name of its own.
     """
 
-    handoff: int
-    prefill: tuple[str, ...] = ()
+    handoff: Number
+    prefill: tuple[Endpoint, ...] = ()
     exact: bool = False
     label: str = ""
 
@@ -43,7 +47,7 @@ def handoff_id(params: HandoffParams, wanted: Sequence[int]) -> int:
     """63 bits. `wanted`: the prompt without its last token."""
     if params.exact:
         return params.handoff
-    digest = xxhash.xxh3_64_intdigest(array("I", wanted).tobytes(), params.handoff & (2**64 - 1))
+    digest = xxhash.xxh3_64_intdigest(array("I", wanted).tobytes(), params.handoff)
     return digest >> 1
 
 

@@ -133,7 +133,7 @@ class RankHalf:
             report=self._landed,
             inspected=self._decode.inspects,
         )
-        self._loop.attach_sides(self._decode, prefill)
+        self._loop.attach_sides(self._decode, prefill, self._sending.tick)
         self._transfer.start()
         self._thread = threading.Thread(target=self._loop.run, name="relevo", daemon=True)
         self._thread.start()
@@ -168,7 +168,10 @@ class RankHalf:
 
     def results(self) -> Results:
         """At the end of a step. One that had nothing to do sleeps a moment where something is
-        outstanding: vLLM steps as fast as it can while a request waits."""
+        outstanding: vLLM steps as fast as it can while a request waits. Raises RuntimeError where
+        nothing would ever come."""
+        if not self._thread.is_alive():
+            raise RuntimeError("the thread of the hand-offs has ended; its error is in the log")
         if self._empty and (self._receiving.waiting or self._sending.waiting):
             self._receiving.wait(IDLE_WAIT_S)
         received, failed = self._receiving.results()

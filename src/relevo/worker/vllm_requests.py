@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
@@ -28,6 +28,8 @@ from relevo.wire.messages import (
 log = logging.getLogger(__name__)
 
 PROBE_S = 60.0
+Key = TypeVar("Key", str, int)
+Work = Coroutine[Any, Any, None]
 
 
 class VllmRequests:
@@ -43,7 +45,8 @@ class VllmRequests:
         self._role = role
         self._worker = worker
         self._loop = asyncio.get_running_loop()
-        self._running: dict[str, tuple[Generate, asyncio.Task[None]]] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._messages: dict[str, Generate] = {}  # of those running, and of some that ran
         self._computing: dict[int, asyncio.Task[None]] = {}  # by hand-off
         self._steps = 0
         self.pages = 0
@@ -90,7 +93,7 @@ class VllmRequests:
 
     def compute(self, job: PrefillRequest) -> None:
         """A prompt for someone else."""
-        self._computing[job.handoff] = asyncio.create_task(self._compute(job))
+        self._start(self._computing, job.handoff, self._compute(job))
 
     def stop_computing(self, handoff: int) -> None:
         task = self._computing.get(handoff)
@@ -99,9 +102,8 @@ class VllmRequests:
 
     def prefilled(self, request: str) -> None:
         """Its prefill worker has done its part, or never will."""
-        running = self._running.get(request)
-        if running is not None:
-            self.to_router(PrefillDone(request, running[0].attempt))
+        if request in self._running:
+            self.to_router(PrefillDone(request, self._messages[request].attempt))
 
     def measured(self, running: int, usage: float, events: dict[str, int]) -> None:
         """vLLM's own counts, after a step."""
@@ -112,39 +114,51 @@ class VllmRequests:
             self.counters[event] = self.counters.get(event, 0) + count
 
     async def drop_all(self) -> None:
-        tasks = [task for _, task in self._running.values()]
-        tasks += self._computing.values()
+        tasks = [*self._running.values(), *self._computing.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _generate(self, message: Generate) -> None:
-        known = self._running.get(message.request)
-        if known is not None:
-            if known[0].attempt >= message.attempt:
-                return  # a repeated dispatch
-            known[1].cancel()
-        task = asyncio.create_task(self._run(message))
-        self._running[message.request] = message, task
+        for request in [r for r in self._messages if r not in self._running]:
+            del self._messages[request]
+        known = self._messages.get(message.request)
+        if known is not None and known.attempt >= message.attempt:
+            return  # a repeated dispatch
+        self._abort(message.request)
+        self._messages[message.request] = message
+        self._start(self._running, message.request, self._run(message))
 
     def _abort(self, request: str) -> None:
-        running = self._running.get(request)
-        if running is not None:
-            running[1].cancel()
+        task = self._running.get(request)
+        if task is not None:
+            task.cancel()
+
+    @staticmethod
+    def _start(tasks: dict[Key, asyncio.Task[None]], key: Key, work: Work) -> None:
+        """In `tasks` for as long as it runs: also a task that is cancelled before it begins."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if tasks.get(key) is task:
+                del tasks[key]
+
+        tasks[key] = asyncio.create_task(work)
+        tasks[key].add_done_callback(ended)
 
     async def _run(self, message: Generate) -> None:
+        reason = "vLLM ended it without a word"
         try:
-            await self._stream(message)
+            if await self._stream(message):
+                return
         except EngineDeadError as error:
             self.on_lost(f"vLLM's engine died: {error}")
-        except ValueError as error:  # vLLM's word for a request that it cannot run
-            self.to_router(RequestFailed(message.request, message.attempt, str(error)))
-        finally:
-            known = self._running.get(message.request)
-            if known is not None and known[0] is message:
-                del self._running[message.request]
+            return
+        except Exception as error:  # vLLM's errors have no common base
+            reason = f"vLLM: {error}"
+        self.to_router(RequestFailed(message.request, message.attempt, reason))
 
-    async def _stream(self, message: Generate) -> None:
+    async def _stream(self, message: Generate) -> bool:
+        """Whether it came to its end."""
         ours: dict[str, object] | None = None
         if message.candidates:
             self.counters["handoffs_requested"] += 1
@@ -160,7 +174,7 @@ class VllmRequests:
         # vLLM wants a name for each attempt.
         name = f"{message.request}.{message.attempt}"
         prompt = {"prompt_token_ids": list(message.tokens)}
-        first = True
+        first, finish = True, None
         async for output in self.engine.generate(prompt, params, name):
             (completion,) = output.outputs
             if first and completion.token_ids:
@@ -172,6 +186,7 @@ class VllmRequests:
             self.to_router(
                 Output(message.request, message.attempt, tuple(completion.token_ids), finish)
             )
+        return finish is not None
 
     async def _compute(self, job: PrefillRequest) -> None:
         params = _params({"handoff": job.handoff, "exact": True}, max_tokens=1)
@@ -181,10 +196,8 @@ class VllmRequests:
                 pass
         except EngineDeadError as error:
             self.on_lost(f"vLLM's engine died: {error}")
-        except ValueError as error:
+        except Exception as error:  # as in _run; the decode side hears of it from the connector
             log.warning("hand-off %016x: vLLM refuses its prompt: %s", job.handoff, error)
-        finally:
-            del self._computing[job.handoff]
 
 
 def _params(ours: dict[str, object], **rest: Any) -> SamplingParams:

@@ -158,6 +158,9 @@ class SchedulerHalf:
     ) -> StepPlan:
         """What goes with a step: by request the tokens that are `scheduled` in it and those that
         were `computed` before it; `pages(request)` are its blocks."""
+        overwritten = tuple(r for r in preempted if r in self._sending)
+        for request in overwritten:
+            self._sending[request].computed = 0
         compute: list[Compute] = []
         for request, tokens in scheduled.items():
             sending = self._sending.get(request)
@@ -171,7 +174,7 @@ class SchedulerHalf:
             receive=tuple(self._receive),
             aborted=tuple(self._aborted),
             compute=tuple(compute),
-            preempted=tuple(r for r in preempted if r in self._sending),
+            preempted=overwritten,
             ended=tuple(self._ended),
             queued=tuple(self._queued),
             empty=not scheduled,

@@ -19,7 +19,8 @@ from relevo.types import TimelineEvent, now_ns
 from relevo.wire.messages import Cancel, Message, PrefillRequest
 from relevo.worker.vllm_plan import Compute, Ended, StepPlan
 
-MEET_S = 30.0  # how long one half waits for the other
+MEET_S = 30.0  # how long a job waits for its request
+HOLD_S = 10.0  # how long blocks are kept for a job; many are never asked for
 DRAIN_S = 30.0  # longer than any link takes to be given up
 REMEMBERED = 16384
 
@@ -68,10 +69,10 @@ class Sending:
 
 
 class SendingHost:
-    """A PrefillHost. `begin`, `layer`, `end`, `preempt` and `sent` are the engine's thread's, the
-    rest the hand-off loop's. `abandon(handoff, reason)` and `note(handoff, event)` go there;
-    `tell(message)` is said there to whoever runs this engine, who is to make a request for a job
-    that comes without one."""
+    """A PrefillHost. `begin`, `layer`, `end`, `preempt`, `sent` and `waiting` are the engine's
+    thread's, the rest the hand-off loop's. `abandon(handoff, reason)` and `note(handoff, event)`
+    go there; `tell(message)` is said there to whoever runs this engine, who is to make a request
+    for a job that comes without one."""
 
     def __init__(
         self,
@@ -170,14 +171,14 @@ class SendingHost:
     def sent(self) -> set[str]:
         """Requests whose blocks may be freed; each once, after its end."""
         with self._changed:
-            self._tick(time.monotonic())
             sent, self._sent = self._sent, set()
             return sent
 
     @property
     def waiting(self) -> bool:
         """Whether the end of a hand-off is outstanding."""
-        return any(s.ended is not None for s in self._sendings.values())
+        with self._changed:
+            return bool(self._sent) or any(s.ended for s in self._sendings.values())
 
     # ---- the hand-off loop's thread: PrefillHost ----
 
@@ -214,6 +215,17 @@ class SendingHost:
             self._settle(sending)
             self._changed.notify_all()
 
+    def tick(self, now: float) -> None:
+        """One half that waited in vain."""
+        with self._changed:
+            for sending in [s for s in self._sendings.values() if now > s.meet_by]:
+                if sending.job is None and sending.ended is not None:
+                    sending.over = True
+                    self._settle(sending)
+                elif sending.job is not None and not sending.request and not sending.queued:
+                    sending.meet_by = now + MEET_S
+                    self._abandon(sending.handoff, f"no request came within {MEET_S:.0f} s")
+
     def pages(self, handoff: int) -> list[int]:
         with self._changed:
             return list(self._sendings[handoff].pages)
@@ -227,7 +239,7 @@ class SendingHost:
         sending = self._of(ended.handoff, now)
         sending.ended = ended
         sending.queued = False
-        sending.meet_by = now + MEET_S
+        sending.meet_by = now + HOLD_S
         if not ended.computed and not sending.over:
             if sending.job is not None:
                 self._abandon(ended.handoff, "its request has ended")
@@ -249,13 +261,3 @@ class SendingHost:
         self._past[sending.handoff] = None
         while len(self._past) > REMEMBERED:
             self._past.popitem(last=False)
-
-    def _tick(self, now: float) -> None:
-        """One half that waited in vain."""
-        for sending in [s for s in self._sendings.values() if now > s.meet_by]:
-            if sending.job is None and sending.ended is not None:
-                sending.over = True
-                self._settle(sending)
-            elif sending.job is not None and not sending.request and not sending.queued:
-                sending.meet_by = now + MEET_S
-                self._abandon(sending.handoff, f"no request for it came within {MEET_S:.0f} s")
