@@ -14,7 +14,7 @@ import xxhash
 PARAMS_KEY = "relevo"
 
 
-Number = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Endpoint = Annotated[str, msgspec.Meta(pattern=r"^tcp://[^\s/]+:[0-9]+$")]
 
 
