@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 
 import aiohttp
 import psutil
@@ -20,18 +21,19 @@ async def one(session, api, generator, seed):
         "model": api.model, "prompt": prompt, "max_tokens": generator.randint(1, 10),
         "ignore_eos": True, "stream": generator.random() < 0.5,
     }  # fmt: skip
-    leaves_after = generator.uniform(0, 0.8) if generator.random() < LEAVING else None
 
     async def ask():
         async with session.post(f"{api.url}/v1/completions", json=body) as response:
             assert response.status == 200
             assert await response.read()
 
-    if leaves_after is None:
+    if generator.random() >= LEAVING:
+        begin = time.monotonic()
         await ask()
+        api.took = 0.9 * api.took + 0.1 * (time.monotonic() - begin)
         return "answered"
-    try:
-        await asyncio.wait_for(ask(), leaves_after)
+    try:  # anywhere in the life of a request, on whatever machine
+        await asyncio.wait_for(ask(), generator.uniform(0, 1.2 * api.took))
     except TimeoutError:
         return "left"
     return "answered"
@@ -40,6 +42,7 @@ async def one(session, api, generator, seed):
 async def many(api, count):
     generator = random.Random(count)
     gate = asyncio.Semaphore(PARALLEL)
+    api.took = 0.3
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
 
         async def guarded(seed):
