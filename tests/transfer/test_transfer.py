@@ -317,7 +317,7 @@ def test_memory_that_shares_a_page_becomes_a_region_together():
     memory = np.full(4 * PAGE, 3, dtype=np.uint8)
     base = memory.ctypes.data
     begin = -base % PAGE + 100
-    spans = [(base + begin, 500), (base + begin + 600, PAGE), (base + begin + 700 + PAGE, 100)]
+    spans = [(base + begin + 600, PAGE), (base + begin, 500), (base + begin + 700 + PAGE, 100)]
     engine = TransferEngine("local")
     starts = engine.adopt("caches", spans)
     for value, (start, (address, length)) in enumerate(zip(starts, spans, strict=True)):

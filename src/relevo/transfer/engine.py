@@ -75,15 +75,15 @@ class TransferEngine:
 
     def adopt(self, name: str, spans: Sequence[tuple[int, int]]) -> list[int]:
         """A new region in the place of memory of this process that someone else has allocated:
-        `spans` are (address, bytes), by address. Contents stay; nobody may write there meanwhile.
-        Returns where each span begins in the region, in bytes."""
+        `spans` are (address, bytes). Contents stay; nobody may write there meanwhile. Returns where
+        each span begins in the region, in bytes."""
         moves: list[tuple[int, int, int]] = []  # offset, address, length: whole pages
-        starts: list[int] = []
+        starts: dict[int, int] = {}  # by address
         size = end = 0
-        for address, length in spans:
+        for address, length in sorted(spans):
             first = max(address - address % PAGE_BYTES, end)  # a page that two share moves once
             end = max(end, -(-(address + length) // PAGE_BYTES) * PAGE_BYTES)
-            starts.append(size + address - first)
+            starts[address] = size + address - first
             if end > first:
                 moves.append((size, first, end - first))
                 size += end - first
@@ -91,7 +91,7 @@ class TransferEngine:
         for move in moves:
             file.map_over(*move)
         self._register(file)
-        return starts
+        return [starts[address] for address, _ in spans]
 
     def _register(self, file: MemoryFile) -> npt.NDArray[np.uint8]:
         self._native.register_region(len(self._memory), file)
