@@ -14,7 +14,7 @@ from relevo.launch.process import Process
 from .conftest import EXACT, Api, deployed, open_handoffs, random_prompt
 
 PROMPTS = [random_prompt(n, 300 + n) for n in (40, 400, 500, 600)]
-GENERATED = 24
+GENERATED = 64  # longer than a heartbeat, so that the router hears of requests that run
 TRANSPORTS = ["local", "tcp"]
 # `make test` takes these over one transport, `make test-slow` over the other.
 MOSTLY_LOCAL = ["local", pytest.param("tcp", marks=pytest.mark.slow)]
