@@ -30,10 +30,9 @@ from typing import Any
 import aiohttp
 
 from relevo.bench.machine import describe_machine
-from relevo.engine.models.export import export_model
+from relevo.cli.export import huggingface_folder
 from relevo.launch.demo_model import DEMO_MODEL
 from relevo.launch.model_source import resolve_model
-from relevo.text.gguf_tokenizer import convert_tokenizer
 
 HERE = Path(__file__).parent
 PROMPTS = (32, 512, 1500)
@@ -253,9 +252,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    source = resolve_model(DEMO_MODEL)
-    tokenizer = convert_tokenizer(source.path, source.cache)
-    model = export_model(source.path, tokenizer, source.cache)
+    model = huggingface_folder(resolve_model(DEMO_MODEL))
     results: dict[str, dict[str, list[float]]] = {}
     for round_ in range(options.rounds):
         order = options.modes if round_ % 2 == 0 else options.modes[::-1]

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from relevo.cli.export import huggingface_folder
+
 MODEL = "smollm2"
 START_S = 240
 DEADLINE_S = 180
@@ -204,10 +206,17 @@ def random_prompt(tokens, seed):
 
 @pytest.fixture(scope="session")
 def folder(smollm):
-    from relevo.engine.models.export import export_model
-    from relevo.text.gguf_tokenizer import convert_tokenizer
+    return huggingface_folder(smollm)
 
-    return export_model(smollm.path, convert_tokenizer(smollm.path, smollm.cache), smollm.cache)
+
+def answers_of_one_server(folder, logs, prompts):
+    """By prompt. Of a co-located server without the connector."""
+    server = Server(folder, logs / "one.log", 0)
+    try:
+        server.ready()
+        return {tuple(p): t for p, t in zip(prompts, server.at_once(prompts), strict=True)}
+    finally:
+        server.stop()
 
 
 @contextlib.contextmanager

@@ -84,15 +84,13 @@ class RecordingConnector(RelevoConnector):
 
 
 def main():
-    from relevo.engine.models.export import export_model
+    from relevo.cli.export import huggingface_folder
     from relevo.launch.demo_model import DEMO_MODEL
     from relevo.launch.model_source import resolve_model
-    from relevo.text.gguf_tokenizer import convert_tokenizer
 
     from . import conftest as vllm
 
-    source = resolve_model(DEMO_MODEL)
-    folder = export_model(source.path, convert_tokenizer(source.path, source.cache), source.cache)
+    folder = huggingface_folder(resolve_model(DEMO_MODEL))
     with tempfile.TemporaryDirectory() as name:
         os.environ[PATH] = f"{name}/record"
         os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])

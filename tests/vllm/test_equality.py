@@ -2,7 +2,7 @@
 
 import pytest
 
-from .conftest import MODEL, Server, call, pair, random_prompt
+from .conftest import MODEL, answers_of_one_server, call, pair, random_prompt
 
 LENGTHS = [
     1,
@@ -33,14 +33,10 @@ GENERATED = 8
 
 @pytest.fixture(scope="module")
 def expected(folder, tmp_path_factory):
-    """By prompt. Of one server on both cores, without the connector."""
-    server = Server(folder, tmp_path_factory.mktemp("logs") / "one.log", 0)
-    try:
-        server.ready()
-        prompts = [*PROMPTS, *(SHARED + random_prompt(n, n) for n in (90, 91, 92, 93))]
-        return {tuple(p): t for p, t in zip(prompts, server.at_once(prompts), strict=True)}
-    finally:
-        server.stop()
+    logs = tmp_path_factory.mktemp("logs")
+    return answers_of_one_server(
+        folder, logs, [*PROMPTS, *(SHARED + random_prompt(n, n) for n in (90, 91, 92, 93))]
+    )
 
 
 @pytest.fixture(

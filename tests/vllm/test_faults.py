@@ -13,7 +13,7 @@ import aiohttp
 import psutil
 import pytest
 
-from .conftest import MODEL, Server, pair, random_prompt
+from .conftest import MODEL, answers_of_one_server, pair, random_prompt
 
 CHUNKED = ("--max-num-batched-tokens", "256")
 # Each new to every prefix cache when its turn comes, so that it takes its time.
@@ -23,13 +23,8 @@ SHORT = [random_prompt(n, 70 + n) for n in range(2, 302, 10)]
 
 @pytest.fixture(scope="module")
 def expected(folder, tmp_path_factory):
-    server = Server(folder, tmp_path_factory.mktemp("logs") / "one.log", 0)
-    try:
-        server.ready()
-        prompts = [*LONG, *SHORT]
-        return {tuple(p): t for p, t in zip(prompts, server.at_once(prompts), strict=True)}
-    finally:
-        server.stop()
+    logs = tmp_path_factory.mktemp("logs")
+    return answers_of_one_server(folder, logs, [*LONG, *SHORT])
 
 
 @pytest.fixture

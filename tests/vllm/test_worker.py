@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.conftest import deployed
 
-from .conftest import ENVIRONMENT, Server, random_prompt
+from .conftest import ENVIRONMENT, answers_of_one_server, random_prompt
 
 LENGTHS = [
     1,
@@ -52,13 +52,8 @@ def environment():
 
 @pytest.fixture(scope="module")
 def expected(folder, tmp_path_factory):
-    server = Server(folder, tmp_path_factory.mktemp("logs") / "one.log", 0)
-    try:
-        server.ready()
-        prompts = [*PROMPTS, *LONG]
-        return {tuple(p): t for p, t in zip(prompts, server.at_once(prompts), strict=True)}
-    finally:
-        server.stop()
+    logs = tmp_path_factory.mktemp("logs")
+    return answers_of_one_server(folder, logs, [*PROMPTS, *LONG])
 
 
 @pytest.fixture(scope="module")

@@ -118,7 +118,6 @@ def _vllm_worker(options: argparse.Namespace) -> int:
     def body(status: StatusPipe) -> None:
         import importlib.util
         import os
-        from pathlib import Path
 
         from relevo.types import Role
 
@@ -129,12 +128,7 @@ def _vllm_worker(options: argparse.Namespace) -> int:
         if options.hold_handoffs:
             raise ConfigError("hold-handoffs", "not with vLLM")
         model = _named(options)
-        path: Path = model.path
-        if path.is_file():
-            from relevo.engine.models.export import export_model
-            from relevo.text.gguf_tokenizer import convert_tokenizer
-
-            path = export_model(path, convert_tokenizer(path, model.cache), model.cache)
+        from relevo.cli.export import huggingface_folder
         from relevo.worker.vllm_worker import VllmWorker, VllmWorkerConfig
 
         cores = options.cores or ",".join(map(str, sorted(os.sched_getaffinity(0))))
@@ -142,7 +136,7 @@ def _vllm_worker(options: argparse.Namespace) -> int:
             name=options.name,
             role=Role(options.role),
             router=options.router,
-            model=path,
+            model=huggingface_folder(model),
             model_name=model.name,
             dtype=options.dtype,
             kv_bytes=options.kv_memory << 20,

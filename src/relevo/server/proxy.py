@@ -103,8 +103,9 @@ class Proxy:
         computing.add_done_callback(self._computing.discard)
         wanted = False
         try:
-            body |= {"kv_transfer_params": {"relevo": ours}}
-            response = await self._answer(request, decode, body)
+            response = await self._answer(
+                request, decode, body | {"kv_transfer_params": {"relevo": ours}}
+            )
             wanted = response.status == 200
         finally:
             if wanted:

@@ -41,13 +41,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class VllmWorkerConfig:
-    """As WorkerConfig. `model` is a folder or hub name that vLLM reads; `arguments` are vLLM's own,
+    """As WorkerConfig. `model` is a folder that vLLM reads; `arguments` are vLLM's own,
     as on its command line; `cores` are those that it may use."""
 
     name: str
     role: Role
     router: str
-    model: Path | str
+    model: Path
     model_name: str
     dtype: str
     kv_bytes: int
