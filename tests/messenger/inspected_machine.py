@@ -17,7 +17,8 @@ from relevo.messenger import decode_table as decode
 from relevo.messenger.arrivals import Arrivals
 from relevo.wire.messages import CHECKSUM_BYTES, Finished
 
-from .machine import HandoffMachine, Write
+from .machine import HandoffMachine
+from .world import Write
 
 AS_SENT = bytes(CHECKSUM_BYTES)
 SPOILED = bytes([1]) * CHECKSUM_BYTES

@@ -13,8 +13,6 @@ and once the world is fair again (messages arrive, writes end, links close, time
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -32,39 +30,11 @@ from relevo.wire.messages import (
     Rejected,
 )
 
+from .world import Counter, Job, Write
+
 PAGES = 9
 SLOTS = 3
 HANDOFF_S = 50.0
-
-
-@dataclass(eq=False)
-class Write:
-    """A one-sided write under way."""
-
-    handoff: int
-    link: int
-    page: int
-    slot: Slot
-
-
-@dataclass(eq=False)
-class Job:
-    """A hand-off at the prefill worker: what its engine and its transfer engine know."""
-
-    job: PrefillJob
-    unposted: list[int]
-    stopped: bool = False
-    withdrawn: bool = False
-    broken: bool = False
-    open: bool = True  # in the transfer engine
-
-
-@dataclass
-class Counter:
-    generation: int
-    expected: int
-    count: int = 0
-    landed: set[int] = field(default_factory=set)  # pages counted
 
 
 class HandoffMachine(RuleBasedStateMachine):

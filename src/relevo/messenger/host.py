@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from relevo.kv.hashes import pages_for
 from relevo.messenger.slots import Slot
 from relevo.transfer.engine import PagePair, Push
 
@@ -28,6 +29,13 @@ class PrefillJob:
     destination: tuple[int, ...]
     slot: Slot
     verify: bool = False
+
+    def pages_after(self, computed: int, page_tokens: int) -> int:
+        """How many of the prompt's pages may be pushed once its first `computed` tokens are there:
+        those that are full, and at the prompt's end the last one as it is."""
+        if computed >= len(self.tokens):
+            return pages_for(len(self.tokens), page_tokens)
+        return computed // page_tokens
 
     def push(self, ready: dict[int, int], layered: dict[int, int], *, last: bool) -> Push:
         """This job's part in a step, from `{prompt page: source page}` of pages that are complete

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from relevo.engine.sequence import Sequence
-from relevo.kv.hashes import pages_for
 from relevo.messenger.host import PrefillJob
 from relevo.transfer.engine import Push
 
@@ -26,7 +25,7 @@ class JobProgress:
         """
         sequence = self.sequence
         last = computed == len(sequence.tokens)
-        end = pages_for(computed, page_tokens) if last else computed // page_tokens
+        end = self.job.pages_after(computed, page_tokens)
         ready: dict[int, int] = {}
         if self.pushed < sequence.reused:
             ready = {i: sequence.pages[i] for i in range(self.pushed, sequence.reused)}

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from relevo.kv.hashes import pages_for
 from relevo.messenger.host import PrefillJob
 from relevo.transfer.engine import Push, TransferEngine
 from relevo.types import TimelineEvent, now_ns
@@ -49,22 +48,16 @@ class Sending:
         job = self.job
         if job is None or self.stopped or self.over:
             return None
-        tokens = len(job.tokens)
-
-        def whole(computed: int) -> int:
-            """Pages that are full, or end the prompt."""
-            done = computed >= tokens
-            return pages_for(tokens, page_tokens) if done else computed // page_tokens
-
         begin = max(self.pushed, job.first_page)
-        ready, end = whole(self.complete), whole(self.computing)
+        ready = job.pages_after(self.complete, page_tokens)
+        end = job.pages_after(self.computing, page_tokens)
         if begin >= end:
             return None
         self.pushed = end
         return job.push(
             {i: self.pages[i] for i in range(begin, max(begin, ready))},
             {i: self.pages[i] for i in range(max(begin, ready), end)},
-            last=self.computing >= tokens,
+            last=self.computing >= len(job.tokens),
         )
 
 
