@@ -141,8 +141,8 @@ NB_MODULE(_transfer, m) {
       nb::arg("layered"), nb::arg("last"));
 
   nb::class_<Faults>(m, "Faults")
-      .def(nb::init<uint64_t, uint64_t, double, double, double, double>(), nb::arg("seed"),
-           nb::arg("delay_us"), nb::arg("error"), nb::arg("stall"), nb::arg("cut"),
+      .def(nb::init<uint64_t, uint64_t, uint64_t, double, double, double, double>(),
+           nb::arg("seed"), nb::arg("delay_us"), nb::arg("bytes_per_s"), nb::arg("error"), nb::arg("stall"), nb::arg("cut"),
            nb::arg("corrupt"));
 
   nb::class_<CounterEvent>(m, "CounterEvent")

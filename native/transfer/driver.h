@@ -114,10 +114,12 @@ class Driver {
 std::unique_ptr<Driver> make_local_driver();
 
 // What a faulty driver does to writes, by probability per write; `delay_us` is the longest delay,
-// drawn evenly from 0. All zero: nothing.
+// drawn evenly from 0; `bytes_per_s` the pace of the link that all writes share, 0 for its own. All
+// zero: nothing.
 struct Faults {
   uint64_t seed = 0;
   uint64_t delay_us = 0;
+  uint64_t bytes_per_s = 0;
   double error = 0;    // the write fails and is not sent
   double stall = 0;    // the provider takes nothing for 20 ms
   double cut = 0;      // the link is lost

@@ -1,6 +1,6 @@
 // Wraps another driver and makes it misbehave, by seed: writes that are late (and so overtake each
-// other), that fail, that carry other bytes, that are not taken for a while, and links that are
-// cut.
+// other), that fail, that carry other bytes, that are not taken for a while, links that are cut, and
+// links that are slow.
 
 #include <algorithm>
 #include <cerrno>
@@ -58,7 +58,7 @@ class FaultyDriver : public Driver {
       return Post::kFailed;
     }
     uint64_t delay = faults_.delay_us == 0 ? 0 : random_() % (faults_.delay_us * 1000);
-    held_.push_back({write, monotonic_ns() + delay, happens(faults_.error)});
+    held_.push_back({write, through_link(write) + delay, happens(faults_.error)});
     if (happens(faults_.corrupt)) take_other_bytes(&held_.back().write);
     return Post::kTaken;
   }
@@ -89,6 +89,16 @@ class FaultyDriver : public Driver {
   int poll_interval_ms() const override { return held_.empty() ? inner_->poll_interval_ms() : 1; }
 
  private:
+  // When the write has passed a link of the wanted pace, one after another.
+  uint64_t through_link(const Write& write) {
+    uint64_t now = monotonic_ns();
+    if (faults_.bytes_per_s == 0) return now;
+    uint64_t takes = static_cast<uint64_t>(1e9 * static_cast<double>(write.length) /
+                                           static_cast<double>(faults_.bytes_per_s));
+    link_free_ns_ = std::max(now, link_free_ns_) + takes;
+    return link_free_ns_;
+  }
+
   bool happens(double probability) {
     return probability > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < probability;
   }
@@ -130,6 +140,7 @@ class FaultyDriver : public Driver {
   std::mt19937_64 random_;
   std::map<RegionId, uint64_t> sizes_;
   uint64_t stalled_until_ns_ = 0;
+  uint64_t link_free_ns_ = 0;
   std::vector<Held> held_;
   std::set<LinkId> cut_;
   std::vector<DriverEvent> events_;

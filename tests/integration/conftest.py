@@ -128,7 +128,7 @@ class Api:
 def deployed(model, *, prefill=0, decode=0, mixed=0, transport="local", arguments=(), cores=None):
     config = DeploymentConfig(
         model=model, prefill=prefill, decode=decode, mixed=mixed, transport=transport,
-        cores=cores, worker_arguments=tuple(arguments),
+        worker_cores=(cores,) if cores else (), worker_arguments=tuple(arguments),
     )  # fmt: skip
     with LocalDeployment(config) as deployment:
         api = Api(deployment.url, model.name)

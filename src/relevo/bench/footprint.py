@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 from relevo.bench.client import Client, random_prompt
 from relevo.bench.output import emit, say
+from relevo.bench.processes import cpu_seconds, pss_mib
 from relevo.bench.statistics import percentile
 from relevo.launch.local import DeploymentConfig, LocalDeployment
 from relevo.launch.model_source import ModelSource
@@ -17,7 +16,6 @@ from relevo.launch.model_source import ModelSource
 DEFAULT_REPEATS = 3
 IDLE_S = 20.0
 SETTLE_S = 2.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def run_footprint(model: ModelSource, repeats: int | None, *, as_json: bool) -> int:
@@ -58,28 +56,14 @@ async def _work(url: str, model: str) -> None:
 
 
 def _watch_idle(pids: dict[str, int]) -> list[dict[str, Any]]:
-    before = {name: _cpu_seconds(pid) for name, pid in pids.items()}
+    before = {name: cpu_seconds(pid) for name, pid in pids.items()}
     say(f"idle for {IDLE_S:.0f} s")
     time.sleep(IDLE_S)
     return [
         {
             "process": name,
-            "pss_mib": round(_pss_kib(pid) / 1024),
-            "idle_core_percent": round((_cpu_seconds(pid) - before[name]) / IDLE_S * 100, 2),
+            "pss_mib": round(pss_mib(pid)),
+            "idle_core_percent": round((cpu_seconds(pid) - before[name]) / IDLE_S * 100, 2),
         }
         for name, pid in pids.items()
     ]
-
-
-def _pss_kib(pid: int) -> int:
-    """Proportional set size: shared pages divided by how many share them."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1])
-    raise RuntimeError(f"/proc/{pid}/smaps_rollup has no Pss")
-
-
-def _cpu_seconds(pid: int) -> float:
-    """User and system time of all threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS

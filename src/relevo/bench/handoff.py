@@ -67,7 +67,9 @@ def _measure(
     prefill_cores = own_cores(2)[0]
     arguments = ("--verify-kv",) if verify_kv else ()
     split = DeploymentConfig(model=model, transport=transport, worker_arguments=arguments)
-    mixed = DeploymentConfig(model=model, prefill=0, decode=0, mixed=1, cores=prefill_cores)
+    mixed = DeploymentConfig(
+        model=model, prefill=0, decode=0, mixed=1, worker_cores=(prefill_cores,)
+    )
     with ExitStack() as stack:
         say(f"{transport}: starting a split and a co-located deployment")
         disaggregated = stack.enter_context(LocalDeployment(split))

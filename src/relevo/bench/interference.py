@@ -4,14 +4,21 @@ ways, at equal devices."""
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
+from relevo.bench.architectures import (
+    Architecture,
+    Devices,
+    EngineOptions,
+    all_devices,
+    disaggregated,
+    replicas,
+)
 from relevo.bench.client import Client, Stream, random_prompt
 from relevo.bench.output import emit, say
 from relevo.bench.statistics import percentile
-from relevo.launch.local import DeploymentConfig, LocalDeployment
+from relevo.launch.local import LocalDeployment
 from relevo.launch.model_source import ModelSource
 
 STREAMS = 4
@@ -19,36 +26,28 @@ STREAM_PROMPT = 64
 STREAM_TOKENS = 1900
 LONG_PROMPT = 1500
 CHUNK = 256
-WHOLE = 1 << 20
 ALONE_STEPS = 30
 DEFAULT_REPEATS = 5
 PAUSE_S = 0.3
+Row = dict[str, str | float]
 
 
-@dataclass(frozen=True)
-class Mode:
-    """One architecture on the machine's devices (here: cores)."""
-
-    name: str
-    prefill: int
-    decode: int
-    mixed: int
-    step_tokens: int
-
-
-MODES = (
-    Mode("disaggregated", 1, 1, 0, WHOLE),
-    Mode("replicas-whole", 0, 0, 2, WHOLE),
-    Mode("replicas-chunked", 0, 0, 2, CHUNK),
-    Mode("all-devices-whole", 0, 0, 1, WHOLE),
-    Mode("all-devices-chunked", 0, 0, 1, CHUNK),
-)
+def all_forms(devices: Devices) -> list[Architecture]:
+    return [
+        disaggregated(devices),
+        replicas(devices),
+        replicas(devices, CHUNK),
+        all_devices(devices),
+        all_devices(devices, CHUNK),
+    ]
 
 
 def run_interference(model: ModelSource, repeats: int | None, *, as_json: bool) -> int:
-    """Prints a row per mode. Returns the exit code."""
+    """Prints a row per architecture. Returns the exit code."""
     count = repeats or DEFAULT_REPEATS
-    rows = [_measure(model, mode, count) for mode in MODES]
+    cores = sorted(os.sched_getaffinity(0))
+    devices = Devices.of(min(2, len(cores)), cores)
+    rows = measure_interference(model, EngineOptions(), all_forms(devices), count)
     settings = {
         "streams": STREAMS,
         "stream_prompt_tokens": STREAM_PROMPT,
@@ -61,34 +60,36 @@ def run_interference(model: ModelSource, repeats: int | None, *, as_json: bool) 
     return 0
 
 
-def _measure(model: ModelSource, mode: Mode, repeats: int) -> dict[str, Any]:
-    config = DeploymentConfig(
-        model=model,
-        prefill=mode.prefill,
-        decode=mode.decode,
-        mixed=mode.mixed,
-        worker_arguments=("--step-tokens", str(mode.step_tokens)),
-    )
-    say(f"{mode.name}: starting")
-    with LocalDeployment(config) as deployment:
-        return asyncio.run(_run(deployment.url, model.name, mode, repeats))
+def measure_interference(
+    model: ModelSource, options: EngineOptions, architectures: Sequence[Architecture], repeats: int
+) -> list[Row]:
+    return [_measure(model, options, architecture, repeats) for architecture in architectures]
 
 
-async def _run(url: str, model: str, mode: Mode, repeats: int) -> dict[str, Any]:
+def _measure(
+    model: ModelSource, options: EngineOptions, architecture: Architecture, repeats: int
+) -> Row:
+    say(f"{architecture.name}: starting")
+    with LocalDeployment(options.deployment(model, architecture)) as deployment:
+        return asyncio.run(_run(deployment.url, model.name, architecture.name, repeats))
+
+
+async def _run(url: str, model: str, name: str, repeats: int) -> Row:
     client = Client(url, model)
     try:
         for warm in range(2):  # every worker has computed a long prompt once
             await client.stream(random_prompt(LONG_PROMPT, seed=900 + warm), 2)
         alone = await _streams_alone(client)
-        say(f"{mode.name}: {repeats} long prompts beside {STREAMS} streams")
+        say(f"{name}: {repeats} long prompts beside {STREAMS} streams")
         gaps, ttfts = await _streams_beside(client, repeats)
     finally:
         await client.close()
     return {
-        "mode": mode.name,
+        "architecture": name,
         "alone_step_ms": round(percentile(alone, 0.5), 3),
         "gap_p50_ms": round(percentile(gaps, 0.5), 3),
-        "gap_max_ms": round(max(gaps), 3),
+        "gap_p99_ms": round(percentile(gaps, 0.99), 3),
+        "longest_gap_ms": round(max(gaps), 3),
         "ttft_ms": round(percentile(ttfts, 0.5), 3),
     }
 

@@ -17,9 +17,6 @@ from relevo.launch.model_source import ModelSource, resolve_model
 def run(options: argparse.Namespace) -> int:
     """Returns the exit code. Raises RelevoError."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    name = options.command
-    if name == "bench":
-        name = f"bench {options.bench}"
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "serve": _serve,
         "worker": _worker,
@@ -29,11 +26,9 @@ def run(options: argparse.Namespace) -> int:
         "doctor": _doctor,
         "handoffs": _handoffs,
         "release": _release,
-        "bench handoff": _bench_handoff,
-        "bench interference": _bench_interference,
-        "bench footprint": _bench_footprint,
+        "bench": _bench,
     }
-    return commands[name](options)
+    return commands[options.command](options)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -236,24 +231,7 @@ def _doctor(options: argparse.Namespace) -> int:
     return run_doctor(options.transport)
 
 
-def _bench_handoff(options: argparse.Namespace) -> int:
-    from relevo.bench.handoff import run_handoff
+def _bench(options: argparse.Namespace) -> int:
+    from relevo.cli.bench import run_benchmark
 
-    return run_handoff(
-        resolve_model(options.model),
-        options.repeats,
-        verify_kv=options.verify_kv,
-        as_json=options.json,
-    )
-
-
-def _bench_interference(options: argparse.Namespace) -> int:
-    from relevo.bench.interference import run_interference
-
-    return run_interference(resolve_model(options.model), options.repeats, as_json=options.json)
-
-
-def _bench_footprint(options: argparse.Namespace) -> int:
-    from relevo.bench.footprint import run_footprint
-
-    return run_footprint(resolve_model(options.model), options.repeats, as_json=options.json)
+    return run_benchmark(options)

@@ -47,7 +47,9 @@ def run_demo() -> int:
     with LocalDeployment(DeploymentConfig(model=model)) as split:
         split_answers = [_show(split.url, model.name, prompt) for prompt in PROMPTS]
     print("Starting one co-located worker on the prefill worker's cores, to check ...", flush=True)
-    config = DeploymentConfig(model=model, prefill=0, decode=0, mixed=1, cores=own_cores(2)[0])
+    config = DeploymentConfig(
+        model=model, prefill=0, decode=0, mixed=1, worker_cores=(own_cores(2)[0],)
+    )
     with LocalDeployment(config) as mixed:
         expected = [
             [token for chunk in _chat(mixed.url, model.name, prompt) for token in _tokens(chunk)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from relevo import __version__
+from relevo.cli.bench_options import add_benchmarks
 
 _ENGINE_OPTIONS: tuple[tuple[str, type, object, str], ...] = (
     ("--dtype", str, "bfloat16", "bfloat16, float32 or float16"),
@@ -31,7 +32,8 @@ def _handoff_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--faults", default="", metavar="SPEC",
         help="misbehave on purpose, to rehearse failures: seed=1,delay=2000 (of writes, in µs), "
-        "per write error=0.01,stall=0.001,cut=0.0001,corrupt=0.001, per message between workers "
+        "rate=50 (of the link, in MB/s), slow=0.2 (share that steps take longer), per write "
+        "error=0.01,stall=0.001,cut=0.0001,corrupt=0.001, per message between workers "
         "lose=0.01,repeat=0.01,late=0.05",
     )  # fmt: skip
 
@@ -99,7 +101,7 @@ def make_parser() -> argparse.ArgumentParser:
     _url(release)
     commands.add_parser("demo", help="three prompts through a deployment, with their timelines")
     _transport(commands.add_parser("doctor", help="what this machine offers and what is missing"))
-    _bench(commands.add_parser("bench", help="benchmarks"))
+    add_benchmarks(commands.add_parser("bench", help="benchmarks"))
     return parser
 
 
@@ -152,25 +154,3 @@ def _router(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--control", default="tcp://127.0.0.1:*", help="where workers register (default: any port)"
     )
-
-
-def _bench(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="bench", metavar="BENCHMARK", required=True)
-    for name, text in (
-        ("handoff", "what a hand-off costs, against one co-located worker"),
-        ("interference", "what prefill does to streams that decode beside it"),
-        ("footprint", "time to start, memory and idle processor time of a deployment"),
-    ):
-        kind = kinds.add_parser(name, help=text)
-        _model(kind, default="SmolLM2-135M-Instruct")
-        kind.add_argument("--json", action="store_true", help="JSON on standard output")
-        kind.add_argument("--repeats", type=_positive, default=None, help="repeats per figure")
-        if name == "handoff":
-            kind.add_argument("--verify-kv", action="store_true", help="with checksums of the KV")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is below 1")
-    return value

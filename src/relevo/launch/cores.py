@@ -6,10 +6,14 @@ import os
 from collections.abc import Sequence
 
 
-def own_cores(workers: int, cores: Sequence[int] | None = None) -> list[tuple[int, ...]]:
-    """Deals this process's cores out: disjoint runs of equal length while there are enough,
+def own_cores(workers: int) -> list[tuple[int, ...]]:
+    """This process's cores, dealt to so many workers."""
+    return deal(sorted(os.sched_getaffinity(0)), workers)
+
+
+def deal(available: Sequence[int], workers: int) -> list[tuple[int, ...]]:
+    """Deals cores out: disjoint runs of equal length while there are enough,
     one core each in turn where there are fewer cores than workers."""
-    available = sorted(os.sched_getaffinity(0)) if cores is None else list(cores)
     if workers >= len(available):
         return [(available[i % len(available)],) for i in range(workers)]
     share = len(available) // workers

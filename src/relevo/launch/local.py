@@ -24,8 +24,8 @@ Progress = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class DeploymentConfig:
-    """`worker_arguments` are handed to every worker as they are; `cores` restricts the whole
-    deployment (None: those of this process)."""
+    """`worker_arguments` are handed to every worker as they are; `worker_cores` says which each
+    runs on, in the order of `roles` (none: this process's are dealt out)."""
 
     model: ModelSource
     prefill: int = 1
@@ -34,7 +34,7 @@ class DeploymentConfig:
     transport: str = "local"
     host: str = "127.0.0.1"
     port: int = 0
-    cores: tuple[int, ...] | None = None
+    worker_cores: tuple[tuple[int, ...], ...] = ()
     worker_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -43,6 +43,8 @@ class DeploymentConfig:
                 raise ConfigError(key, f"{getattr(self, key)} is below 0")
         if self.decode + self.mixed == 0:
             raise ConfigError("decode", "at least one decode or mixed worker must generate")
+        if self.worker_cores and len(self.worker_cores) != len(self.roles()):
+            raise ConfigError("worker_cores", "must say which cores for each worker")
 
     def roles(self) -> list[Role]:
         return (
@@ -86,9 +88,8 @@ class LocalDeployment:
         self.url = ready["url"]
         roles = config.roles()
         workers: list[Process] = []
-        for index, (role, cores) in enumerate(
-            zip(roles, own_cores(len(roles), config.cores), strict=True)
-        ):
+        dealt = config.worker_cores or own_cores(len(roles))
+        for index, (role, cores) in enumerate(zip(roles, dealt, strict=True)):
             name = f"{role}-{roles[:index].count(role)}"
             arguments = _worker_arguments(config, name, role, ready["control"], cores)
             workers.append(Process(name, arguments))

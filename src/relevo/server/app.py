@@ -28,15 +28,18 @@ def make_app(router: Router, tokenizer: Tokenizer, model: str) -> web.Applicatio
     started = int(time.time())
     app = web.Application(middlewares=[answer_errors], client_max_size=LARGEST_BODY)
 
-    entry = {"id": model, "object": "model", "created": started, "owned_by": "relevo"}
+    def entry() -> dict[str, str | int | None]:
+        context = router.max_context() if router.ready else None
+        return {"id": model, "object": "model", "created": started, "owned_by": "relevo",
+                "max_model_len": context}  # fmt: skip
 
     async def models(request: web.Request) -> web.Response:
-        return json_response({"object": "list", "data": [entry]})
+        return json_response({"object": "list", "data": [entry()]})
 
     async def one_model(request: web.Request) -> web.Response:
         if request.match_info["model"] != model:
             raise InvalidRequest(f"model: {model!r} is served here", "model", "model_not_found")
-        return json_response(entry)
+        return json_response(entry())
 
     async def health(request: web.Request) -> web.Response:
         now = time.monotonic()

@@ -57,6 +57,7 @@ class Faults:
         self,
         seed: int,
         delay_us: int,
+        bytes_per_s: int,
         error: float,
         stall: float,
         cut: float,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from relevo.engine.scheduler import Step
 from relevo.transfer.engine import TransferEngine
@@ -16,12 +17,16 @@ IDLE_WAIT_S = 3600.0
 
 
 class EngineLoop:
-    """Runs on the thread that calls `run`, until `stop` is called from any thread."""
+    """Runs on the thread that calls `run`, until `stop` is called from any thread. `slow`: each
+    step takes that share longer, on purpose."""
 
-    def __init__(self, host: EmbeddedHost, inbox: Inbox, transfer: TransferEngine | None) -> None:
+    def __init__(
+        self, host: EmbeddedHost, inbox: Inbox, transfer: TransferEngine | None, slow: float
+    ) -> None:
         self._host = host
         self._inbox = inbox
         self._transfer = transfer
+        self._slow = slow
         self._stopping = False
         self._steps = 0
         self._idle = False
@@ -56,6 +61,7 @@ class EngineLoop:
         transfer = self._transfer if pushes else None
         if transfer is not None:
             transfer.open_step(pushes)
+        begin = time.monotonic()
         try:
             generated = self._host.engine.run(step, transfer.bump if transfer else None)
         except (RuntimeError, MemoryError) as error:  # of the forward pass: out of memory, mostly
@@ -66,4 +72,6 @@ class EngineLoop:
             return
         if transfer is not None:
             transfer.end_step(commit=True)
+        if self._slow:
+            time.sleep((time.monotonic() - begin) * self._slow)
         self._host.close_step(step, generated)

@@ -71,6 +71,8 @@ class RankHalf:
     def __init__(self, config: RankConfig, caches: Caches) -> None:
         settings = config.settings
         faults = parse_faults(settings.faults)
+        if faults.slow:
+            raise ConfigError("faults", "slow: only with the embedded engine")
         for name, tensor in caches.tensors.items():
             if tensor.device != torch.device("cpu"):
                 raise ConfigError("device", f"{name} lies on {tensor.device}; only CPU as yet")

@@ -81,7 +81,7 @@ class Worker:
         engine.warm_up()
         inbox = Inbox()
         self._host = EmbeddedHost(engine, config.name, inbox)
-        self._loop = EngineLoop(self._host, inbox, self._transfer)
+        self._loop = EngineLoop(self._host, inbox, self._transfer, faults.slow)
         self._context = zmq.Context()
         self._listener = (
             Listener(self._context, f"tcp://{config.host}:*", "host")

@@ -1,0 +1,123 @@
+"""Whether `relevo bench compare` says yes, no and "no difference" when it should, on SmolLM2 and two
+devices of one core.
+
+    .venv/bin/python benchmarks/verdicts.py yes short link one-device    # a comparison each, minutes
+    .venv/bin/python benchmarks/verdicts.py same --times 20              # A/A, under a minute each
+    .venv/bin/python benchmarks/verdicts.py slow --times 10              # 20 % slower steps in one
+
+A line per comparison; with --out the reports too.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from relevo.bench.architectures import FORMS, Devices, EngineOptions, replicas
+from relevo.bench.calibrate import rate_for
+from relevo.bench.compare import Comparison, Plan
+from relevo.bench.report import Report
+from relevo.bench.report_html import write_html
+from relevo.bench.subjects import Bench, Endpoint
+from relevo.bench.workloads import make_workload, poisson
+from relevo.launch.demo_model import DEMO_MODEL
+from relevo.launch.local import LocalDeployment
+from relevo.launch.model_source import resolve_model
+
+SPAN_S = 10.0
+SHORT_SPAN_S = 4.0
+SHORT_ROUNDS = 5
+SLOWER = "slow=0.2"
+SLOW_LINK = "rate=1.5"  # MB/s; a prompt of 1,000 tokens is 22 MB of KV
+
+
+def plan(workload: str, devices: int, utilisation: float, **budgets: float) -> Plan:
+    def trace(pace):
+        draft = make_workload(workload, poisson(20), 60, 0)
+        rate = rate_for(draft, pace, devices, utilisation)
+        return make_workload(workload, poisson(rate), SPAN_S, 0).fitted(pace.context)
+
+    return Plan(
+        quick=True, rounds=3, probe_s=6, interference_prompts=2, trace=trace, **budgets
+    )  # fmt: skip
+
+
+def planted(kind: str) -> Report:
+    """`yes`: decoding streams with a tight budget on their gaps beside long prompts."""
+    cores = sorted(os.sched_getaffinity(0))
+    devices = Devices.of(
+        1 if kind == "one-device" else 2, cores[: 1 if kind == "one-device" else 2]
+    )
+    options = EngineOptions(handoff_faults=SLOW_LINK if kind == "link" else "")
+    bench = Bench(resolve_model(DEMO_MODEL), options, 49_000)
+    forms = FORMS if kind != "one-device" else (*FORMS[:2], FORMS[-1])
+    wanted = {
+        "yes": plan("streams", 2, 0.4, ttft_ms=8000),
+        "short": plan("short", 2, 0.1),
+        "link": plan("mixed", 2, 0.3),
+        "one-device": plan("mixed", 1, 0.3),
+    }[kind]
+    return Comparison(bench, wanted).run(devices, forms)
+
+
+def like_with_like(slower: str, seed: int) -> Report:
+    """Two deployments of replicas, each on both cores and at rest while the other runs."""
+    model = resolve_model(DEMO_MODEL)
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    base = replicas(Devices.of(2, cores))
+    options = EngineOptions()
+    with (
+        LocalDeployment(options.deployment(model, base)) as first,
+        LocalDeployment(options.deployment(model, replace(base, faults=slower))) as second,
+    ):
+        subjects = [
+            Endpoint("a", "colocated", first.url, model.name),
+            Endpoint("b", "disaggregated", second.url, model.name),
+        ]
+
+        def trace(pace):
+            draft = make_workload("short", poisson(20), 60, 0)
+            rate = rate_for(draft, pace, 2, 0.4)
+            return make_workload("short", poisson(rate), SHORT_SPAN_S, seed)
+
+        wanted = Plan(
+            quick=True, rounds=SHORT_ROUNDS, probe_s=1, interference_prompts=1, trace=trace
+        )
+        return Comparison(Bench(None, options, 49_000), wanted).run_subjects(subjects)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    kinds = ("yes", "short", "link", "one-device", "same", "slow")
+    parser.add_argument("kinds", nargs="+", choices=kinds)
+    parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    for kind in options.kinds:
+        for number in range(options.times):
+            begin = time.monotonic()
+            if kind in ("same", "slow"):
+                report = like_with_like(SLOWER if kind == "slow" else "", seed=number)
+            else:
+                report = planted(kind)
+            print(
+                json.dumps({
+                    "kind": kind, "verdict": report.verdict, "text": report.text,
+                    "differences": [[d.measure, round(d.value, 3), round(d.detectable or 0, 3)]
+                                    for d in report.differences],
+                    "seconds": round(time.monotonic() - begin),
+                }),
+                flush=True,
+            )  # fmt: skip
+            if options.out is not None:
+                options.out.mkdir(parents=True, exist_ok=True)
+                name = f"{kind}-{number}"
+                (options.out / f"{name}.json").write_bytes(report.to_bytes())
+                write_html(options.out / f"{name}.html", {kind: report})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""Why a verdict is what it is, as numbers, and what would change it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from relevo.bench.differences import Difference
+from relevo.bench.report import Conclusion, Setup, Summary
+from relevo.bench.statistics import Interval
+from relevo.bench.verdict import INVALID
+
+SLOW_LINK_SHARE = 0.2  # of TTFT: a transfer exposed for longer is worth a word
+_COMPARED = (
+    ("ttft_ms", "p50", "TTFT p50"),
+    ("ttft_ms", "p99", "TTFT p99"),
+    ("tpot_ms", "p50", "TPOT p50"),
+    ("itl_ms", "p99", "ITL p99"),
+    ("longest_gap_ms", "p50", "longest gap p50"),
+    ("e2e_ms", "p50", "E2E p50"),
+)
+
+
+def reasons(conclusion: Conclusion) -> tuple[str, ...]:
+    """For a verdict on valid runs; those of an invalid one are in its text."""
+    verdict = conclusion.verdict
+    if verdict.kind == INVALID:
+        return ()
+    mine, theirs = _best(conclusion)
+    lines = [
+        f"best co-located: {theirs.architecture}; best disaggregated: {mine.architecture}",
+        *(_in_words(difference) for difference in verdict.differences),
+        f"requests within all budgets per second: {_span(mine.rates['goodput_rps'])} disaggregated,"
+        f" {_span(theirs.rates['goodput_rps'])} co-located,"
+        f" of {mine.rates['offered_rps'].value:.2f} offered",
+    ]
+    for figure, share, text in _COMPARED:
+        a, b = _figure(mine, figure, share), _figure(theirs, figure, share)
+        if a is not None and b is not None:
+            lines.append(f"{text}: {a:.1f} ms disaggregated, {b:.1f} ms co-located")
+    a, b = mine.resources["pss_mib"], theirs.resources["pss_mib"]
+    if a is not None and b is not None:
+        lines.append(f"memory: {a:.0f} MiB disaggregated, {b:.0f} MiB co-located")
+    return tuple(lines)
+
+
+def would_change(conclusion: Conclusion, setup: Setup) -> tuple[str, ...]:
+    """Each by what was measured: the link, the prompts' lengths, the load."""
+    if conclusion.verdict.kind == INVALID:
+        return ()
+    mine, theirs = _best(conclusion)
+    return (*_link(mine), *_lengths(mine, theirs), *_loads(conclusion, setup))
+
+
+def _best(conclusion: Conclusion) -> tuple[Summary, Summary]:
+    """(disaggregated, co-located), at load 1."""
+    at_one = {s.architecture: s for s in conclusion.summaries if s.load == 1}
+    verdict = conclusion.verdict
+    return at_one[verdict.best_disaggregated], at_one[verdict.best_colocated]
+
+
+def _figure(summary: Summary, name: str, share: str, group: str = "all") -> float | None:
+    sample = summary.samples[group].get(name)
+    return None if sample is None else sample.percentiles[share].value
+
+
+def _span(interval: Interval) -> str:
+    if interval.low is None or interval.high is None:
+        return f"{interval.value:.2f}"
+    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def _in_words(difference: Difference) -> str:
+    d = difference
+    shown = "shown" if d.shown else "not shown"
+    if d.low is None or d.high is None:
+        return f"{d.in_words} ({shown}: one round)"
+    if d.measure == "attainment":
+        between = f"{d.low * 100:+.1f} to {d.high * 100:+.1f}"
+    else:
+        between = f"{math.expm1(d.low) * 100:+.1f} to {math.expm1(d.high) * 100:+.1f} %"
+    return f"disaggregated less co-located: {d.in_words} [{between}], {shown}"
+
+
+def _link(mine: Summary) -> list[str]:
+    size, computed = _figure(mine, "kv_bytes", "p50"), _figure(mine, "prefill_ms", "p50")
+    exposed, ttft = _figure(mine, "exposed_transfer_ms", "p50"), _figure(mine, "ttft_ms", "p50")
+    lines = []
+    if size and computed:
+        lines.append(
+            f"link: a prompt's KV of {size / 2**20:.1f} MiB (p50) is computed in {computed:.0f} "
+            f"ms; below {size / computed / 1e3:.0f} MB/s its transfer no longer hides behind it"
+        )
+    if exposed is not None and ttft:
+        slow = "; a faster link would help" if exposed > SLOW_LINK_SHARE * ttft else ""
+        lines.append(
+            f"link: {exposed:.2f} ms of transfer are exposed (p50), of a TTFT of {ttft:.0f} ms"
+            f"{slow}"
+        )
+    return lines
+
+
+def _lengths(mine: Summary, theirs: Summary) -> list[str]:
+    lines = []
+    for group in ("short", "middle", "long"):
+        a, b = (_figure(s, "e2e_ms", "p50", group) for s in (mine, theirs))
+        c, d = (_figure(s, "itl_p99_ms", "p50", group) for s in (mine, theirs))
+        if a is not None and b is not None:
+            line = f"{group} prompts: E2E p50 {a:.0f} ms disaggregated, {b:.0f} ms co-located"
+            if c is not None and d is not None:
+                line += f"; ITL p99 {c:.0f} and {d:.0f} ms"
+            lines.append(line)
+    return lines
+
+
+def _loads(conclusion: Conclusion, setup: Setup) -> list[str]:
+    verdict = conclusion.verdict
+    lines = []
+    for load in sorted({s.load for s in conclusion.summaries}):
+        there = {s.architecture: s for s in conclusion.summaries if s.load == load}
+        if verdict.best_disaggregated in there and verdict.best_colocated in there:
+            mine, theirs = there[verdict.best_disaggregated], there[verdict.best_colocated]
+            lines.append(
+                f"load × {load:g} ({setup.trace.rate * load:.2f} requests/s): attainment "
+                f"{mine.rates['attainment'].value:.0%} disaggregated, "
+                f"{theirs.rates['attainment'].value:.0%} co-located"
+            )
+    return lines if len(lines) > 1 else []
+
+
+def assumptions(settings: Sequence[str]) -> tuple[str, ...]:
+    """What every comparison takes for granted, after what this one does."""
+    return (
+        *settings,
+        "each side's best architecture is taken after the fact, from more forms co-located than "
+        "disaggregated: that favours staying co-located",
+        "the intervals are over repeats on this machine; another machine, model or trace differs",
+        "answers have the traced lengths (end-of-text is ignored), prompts are random tokens",
+    )

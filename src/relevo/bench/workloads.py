@@ -1,0 +1,163 @@
+"""Made-up workloads: when requests arrive, and how long they are. The same for the same seed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from relevo.bench.trace import Arrival, Segment, Trace, check_positive
+from relevo.errors import ConfigError
+
+THINK_S = 4.0  # mean pause of a person between an answer's expected end and the next turn
+_ANSWER_S_PER_TOKEN = 0.03  # how long an answer is expected to take, for the next turn's arrival
+_SHARED_SEED = 1 << 56
+_OWN_SEED = 1 << 52
+Process = Callable[[random.Random], Iterator[float]]
+Lengths = Callable[[random.Random, int], tuple[tuple[Segment, ...], int]]
+
+
+def poisson(rate: float) -> Process:
+    """Times of arrival at `rate` per second."""
+    return bursty(rate, 1.0)
+
+
+def bursty(rate: float, cv: float) -> Process:
+    """Gamma-distributed gaps with this coefficient of variation: 1 is Poisson, 0 even."""
+    check_positive("rate", rate)
+    if not 0 <= cv <= 100:
+        raise ConfigError("cv", f"{cv:g} is not between 0 and 100")
+
+    def times(draw: random.Random) -> Iterator[float]:
+        at = 0.0
+        while True:
+            at += draw.gammavariate(1 / cv**2, cv**2 / rate) if cv else 1 / rate
+            yield at
+
+    return times
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`lengths` draws one request; `text` is for people."""
+
+    text: str
+    lengths: Lengths
+
+
+def _own(index: int, tokens: int) -> Segment:
+    return Segment(_OWN_SEED + index, tokens)
+
+
+def _between(
+    prompt: tuple[int, int], answer: tuple[int, int]
+) -> Callable[[random.Random, int], tuple[tuple[Segment, ...], int]]:
+    def lengths(draw: random.Random, index: int) -> tuple[tuple[Segment, ...], int]:
+        return (_own(index, draw.randint(*prompt)),), draw.randint(*answer)
+
+    return lengths
+
+
+_short = _between((16, 128), (16, 64))
+_long = _between((1000, 1500), (16, 64))
+
+
+def _mixed(draw: random.Random, index: int) -> tuple[tuple[Segment, ...], int]:
+    return (_long if draw.random() < 0.2 else _short)(draw, index)
+
+
+def _rag(draw: random.Random, index: int) -> tuple[tuple[Segment, ...], int]:
+    """One instruction for all, then what was found, then the question."""
+    prompt = (Segment(_SHARED_SEED, 128), _own(index, draw.randint(900, 1500)))
+    return prompt, draw.randint(4, 24)
+
+
+def _streams(draw: random.Random, index: int) -> tuple[tuple[Segment, ...], int]:
+    """Long answers to short prompts, and every other time a long prompt with a short answer."""
+    if index % 2:
+        return (_own(index, draw.randint(1300, 1500)),), draw.randint(2, 4)
+    return (_own(index, draw.randint(32, 64)),), draw.randint(150, 250)
+
+
+WORKLOADS = {
+    "short": Workload("prompts of 16 to 128 tokens, answers of 16 to 64", _short),
+    "long": Workload("prompts of 1,000 to 1,500 tokens, answers of 16 to 64", _long),
+    "mixed": Workload("four short to one long", _mixed),
+    "rag": Workload(
+        "prompts of 1,000 to 1,600 tokens, the first 128 alike; answers up to 24", _rag
+    ),
+    "streams": Workload("answers of 150 to 250 tokens beside prompts of 1,300 to 1,500", _streams),
+    "chat": Workload("conversations of 2 to 6 turns, each with all that was said before", _short),
+}
+
+
+def make_workload(name: str, process: Process, span_s: float, seed: int) -> Trace:
+    """An open loop: requests arrive whether or not others are done. Raises ConfigError."""
+    check_positive("duration", span_s)
+    workload = _workload(name)
+    draw = random.Random(f"{name}/{seed}")
+    if name == "chat":
+        begins = sum(1 for _ in itertools.takewhile(lambda at: at < span_s, process(draw)))
+        turns = [_chat(draw, index) for index in range(begins)]
+        trace = start_conversations("chat", turns, process, seed)
+        return trace.window(0, span_s) if trace.span_s > span_s else trace
+    times = itertools.takewhile(lambda at: at < span_s, process(draw))
+    lengths = random.Random(f"{name}/{seed}/lengths")
+    arrivals = tuple(
+        Arrival(round(at, 6), *workload.lengths(lengths, index)) for index, at in enumerate(times)
+    )
+    if not arrivals:
+        raise ConfigError("rate", f"no request arrives within {span_s:g} s")
+    return Trace(name, arrivals, span_s)
+
+
+def make_closed_loop(name: str, concurrency: int, requests: int, seed: int) -> Trace:
+    """`concurrency` requests at once, the next when one is done. Raises ConfigError."""
+    workload = _workload(name)
+    if name == "chat":
+        raise ConfigError("concurrency", "chat has its own pace; give a rate")
+    if concurrency < 1 or requests < 1:
+        raise ConfigError("concurrency", f"{concurrency} at once of {requests} is less than one")
+    lengths = random.Random(f"{name}/{seed}/lengths")
+    drawn = (workload.lengths(lengths, index) for index in range(requests))
+    return Trace(name, tuple(Arrival(0.0, *d) for d in drawn), 1.0, concurrency)
+
+
+def _workload(name: str) -> Workload:
+    if name not in WORKLOADS:
+        raise ConfigError("workload", f"{name!r} is none of {', '.join(WORKLOADS)}")
+    return WORKLOADS[name]
+
+
+def _chat(draw: random.Random, index: int) -> list[tuple[int, int]]:
+    turns: list[tuple[int, int]] = [(_SHARED_SEED, 48)]  # the system prompt
+    for turn in range(draw.randint(2, 6)):
+        seed = _OWN_SEED + index * 64 + turn * 2
+        turns += [(seed, draw.randint(16, 96)), (seed + 1, -draw.randint(16, 64))]
+    return turns
+
+
+def start_conversations(
+    name: str, conversations: Sequence[Sequence[tuple[int, int]]], starts: Process, seed: int = 0
+) -> Trace:
+    """Turns are (seed, tokens), an assistant's with tokens below 0. Each of these becomes a request
+    with all turns before it as its prompt; it arrives once the answer before it may be over and a
+    person has thought. Raises ConfigError where there is nothing to ask."""
+    draw = random.Random(f"{name}/{seed}/conversations")
+    arrivals: list[Arrival] = []
+    for turns, begin in zip(conversations, starts(draw), strict=False):
+        at = begin
+        said: list[Segment] = []
+        for turn_seed, tokens in turns:
+            if tokens < 0 and said:
+                arrivals.append(Arrival(round(at, 6), tuple(said), -tokens))
+                at += -tokens * _ANSWER_S_PER_TOKEN + draw.expovariate(1 / THINK_S)
+            if tokens:
+                said.append(Segment(turn_seed, abs(tokens)))
+    if not arrivals:
+        raise ConfigError("trace", f"{name}: no conversation has a question and an answer")
+    arrivals.sort(key=lambda a: a.at_s)
+    notes = (f"turns follow after {THINK_S:g} s of thought on average, seed {seed}",)
+    span = arrivals[-1].at_s * len(arrivals) / max(1, len(arrivals) - 1) or 1.0
+    return Trace(name, tuple(arrivals), round(span, 6), notes=notes)

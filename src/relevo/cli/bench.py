@@ -1,0 +1,272 @@
+"""What each benchmark's command does."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+
+from relevo.bench.calibrate import Pace, rate_for
+from relevo.bench.compare import Comparison, Plan
+from relevo.bench.report import Report, load_report
+from relevo.bench.trace import Trace
+from relevo.bench.workloads import bursty, make_closed_loop, make_workload
+from relevo.errors import ConfigError
+from relevo.launch.model_source import ModelSource, resolve_model
+
+QUICK_S, FULL_S = 10.0, 60.0
+QUICK_ROUNDS, FULL_ROUNDS = 3, 4
+QUICK_PROBE_S, FULL_PROBE_S = 6.0, 20.0
+FULL_LOADS = (0.5, 1.5)
+_DRAFT_RATE = 20.0  # enough requests to see what one costs, before there is a rate
+
+
+def run_benchmark(options: argparse.Namespace) -> int:
+    """Returns the exit code. Raises RelevoError."""
+    benchmarks: dict[str, Callable[[argparse.Namespace], int]] = {
+        "compare": _compare,
+        "load": _load,
+        "report": _report,
+        "verify": _verify,
+        "handoff": _handoff,
+        "interference": _interference,
+        "footprint": _footprint,
+    }
+    return benchmarks[options.bench](options)
+
+
+def _handoff(options: argparse.Namespace) -> int:
+    from relevo.bench.handoff import run_handoff
+
+    return run_handoff(
+        resolve_model(options.model),
+        options.repeats,
+        verify_kv=options.verify_kv,
+        as_json=options.json,
+    )
+
+
+def _interference(options: argparse.Namespace) -> int:
+    from relevo.bench.interference import run_interference
+
+    return run_interference(resolve_model(options.model), options.repeats, as_json=options.json)
+
+
+def _footprint(options: argparse.Namespace) -> int:
+    from relevo.bench.footprint import run_footprint
+
+    return run_footprint(resolve_model(options.model), options.repeats, as_json=options.json)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from relevo.bench.verify import run_verify
+
+    return run_verify(options.report)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from relevo.bench.report_html import write_html
+    from relevo.bench.report_table import print_reports
+
+    reports = {str(path): load_report(path) for path in options.reports}
+    print_reports(reports)
+    if options.out is not None:
+        write_html(options.out, reports)
+    return 0
+
+
+def _load(options: argparse.Namespace) -> int:
+    from relevo.bench.endpoints import discover
+    from relevo.bench.load import Target, replay
+    from relevo.bench.report_table import print_load
+
+    if options.cores:
+        os.sched_setaffinity(0, options.cores)
+    trace = _trace(options, None, None)
+    found = discover(options.url, options.model)
+    target = Target(found.url, found.model, options.vocabulary)
+    if found.context is not None:
+        trace = trace.fitted(found.context)
+    run = replay(target, trace, options.salt)
+    if options.out is not None:
+        import msgspec
+
+        options.out.write_bytes(msgspec.json.encode(run))
+    return print_load(run, trace, _given_budgets(options), as_json=options.json)
+
+
+def _given_budgets(options: argparse.Namespace) -> tuple[float | None, ...]:
+    return options.ttft_ms, options.tpot_ms, options.itl_p99_ms
+
+
+def _trace(options: argparse.Namespace, model: ModelSource | None, pace: TracePace | None) -> Trace:
+    """The trace as the options say; where they leave the rate open, `pace` sets it."""
+    if options.trace is not None:
+        trace = _from_file(options, model)
+        if options.keep is None and pace is not None and trace.concurrency is None:
+            wanted = pace.rate(trace) / trace.rate
+            return trace if wanted >= 1 else trace.thinned(wanted, options.seed)
+        return trace
+    if options.concurrency is not None:
+        return make_closed_loop(
+            options.workload, options.concurrency, options.requests, options.seed
+        )
+    duration = options.duration or FULL_S
+    rate = options.rate
+    if rate is None:
+        if pace is None:
+            raise ConfigError("rate", "say how many requests a second, or --concurrency")
+        draft = make_workload(options.workload, bursty(_DRAFT_RATE, 1.0), FULL_S, options.seed)
+        rate = pace.rate(draft.scaled_lengths(options.length_scale))
+    trace = make_workload(options.workload, bursty(rate, options.cv), duration, options.seed)
+    return trace.scaled_lengths(options.length_scale)
+
+
+def _from_file(options: argparse.Namespace, model: ModelSource | None) -> Trace:
+    from relevo.bench.trace_files import read_trace
+
+    starts = bursty(options.rate, options.cv) if options.rate else None
+    trace = read_trace(options.trace, _token_counter(model), starts)
+    if options.window is not None:
+        trace = trace.window(*options.window)
+    if options.keep is not None:
+        trace = trace.thinned(options.keep, options.seed)
+    if options.jitter:
+        trace = trace.jittered(options.jitter, options.seed)
+    if options.rate_scale != 1:
+        trace = trace.scaled_rate(options.rate_scale)
+    return trace if options.length_scale == 1 else trace.scaled_lengths(options.length_scale)
+
+
+def _token_counter(model: ModelSource | None) -> Callable[[str], int]:
+    """By the model's tokenizer; four characters a token where there is none."""
+    if model is None:
+        return lambda text: -(-len(text) // 4)
+    from relevo.text.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(model.path, model.cache)
+    return lambda text: len(tokenizer.encode(text, special=False))
+
+
+class TracePace:
+    """Sets the rate so that the devices are busy for a share of the time."""
+
+    def __init__(self, pace: Pace, devices: int, utilisation: float) -> None:
+        self._pace = pace
+        self._devices = devices
+        self._utilisation = utilisation
+
+    def rate(self, trace: Trace) -> float:
+        return rate_for(trace, self._pace, self._devices, self._utilisation)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from relevo.bench.report_html import write_html
+    from relevo.bench.report_table import print_report
+
+    if not 0 < options.utilisation <= 2:
+        raise ConfigError("utilisation", f"{options.utilisation:g} is not above 0 and at most 2")
+    quick = options.quick
+    options.duration = options.duration or (QUICK_S if quick else FULL_S)
+    setting = _Endpoints(options) if options.url else _Started(options)
+
+    def make_trace(pace: Pace) -> Trace:
+        fitting = TracePace(pace, setting.devices, options.utilisation)
+        trace = _trace(options, setting.model, fitting)
+        contexts = [c for c in (pace.context, setting.context) if c is not None]
+        return trace.fitted(min(contexts)) if contexts else trace
+
+    plan = Plan(
+        quick=quick,
+        rounds=options.rounds or (QUICK_ROUNDS if quick else FULL_ROUNDS),
+        probe_s=QUICK_PROBE_S if quick else FULL_PROBE_S,
+        interference_prompts=2 if quick else 5,
+        trace=make_trace,
+        ttft_ms=options.ttft_ms,
+        tpot_ms=options.tpot_ms,
+        itl_p99_ms=options.itl_p99_ms,
+        loads=() if quick else FULL_LOADS,
+        recovery=not quick and not options.no_recovery,
+    )
+    report = setting.compare(Comparison(setting.bench, plan))
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "report.json").write_bytes(report.to_bytes())
+        write_html(options.out / "report.html", {"": report})
+    if options.json:
+        sys.stdout.buffer.write(report.to_bytes() + b"\n")
+    else:
+        print_report(report)
+    return 0 if report.valid else 1
+
+
+class _Started:
+    """Architectures on this machine's devices."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        from relevo.bench.architectures import FORMS, Devices, EngineOptions
+        from relevo.bench.subjects import Bench
+        from relevo.text.tokenizer import load_tokenizer
+
+        self.model = resolve_model(options.model)
+        client = set(options.client_cores)
+        cores = [core for core in sorted(os.sched_getaffinity(0)) if core not in client]
+        self._devices = Devices.of(options.devices or min(2, len(cores)), cores)
+        self._forms = tuple((options.architectures or ",".join(FORMS)).split(","))
+        if options.architectures is None and len(self._devices.cores) == 1:
+            self._forms = tuple(form for form in FORMS if not form.startswith("all-devices"))
+        for form in self._forms:
+            if form not in FORMS:
+                raise ConfigError("architectures", f"{form!r} is none of {', '.join(FORMS)}")
+        if "disaggregated" not in self._forms or len(self._forms) < 2:
+            raise ConfigError("architectures", "needs disaggregated and one that is co-located")
+        engine = EngineOptions(
+            engine=options.engine,
+            vllm_arguments=options.vllm_arguments,
+            dtype=options.dtype,
+            kv_mib=options.kv_memory,
+            transport=options.transport,
+            handoff_faults=options.faults,
+        )
+        vocabulary = load_tokenizer(self.model.path, self.model.cache).vocabulary
+        self.bench = Bench(self.model, engine, vocabulary, options.client_cores, options.power_csv)
+        self.devices = len(self._devices.cores)
+        self.context: int | None = None  # seen when one runs
+
+    def compare(self, comparison: Comparison) -> Report:
+        return comparison.run(self._devices, self._forms)
+
+
+class _Endpoints:
+    """Two servers that are there: the first is taken as co-located, the second as disaggregated."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        from relevo.bench.architectures import EngineOptions
+        from relevo.bench.endpoints import discover
+        from relevo.bench.subjects import Bench, Endpoint
+
+        if len(options.url) != 2:
+            raise ConfigError("url", f"{len(options.url)} given; a comparison needs two")
+        self.model = None
+        self.devices = options.devices or 2
+        self._subjects = []
+        contexts = []
+        for said, side in zip(options.url, ("colocated", "disaggregated"), strict=True):
+            name, equals, url = said.partition("=")
+            if not equals or "/" in name:
+                name, url = side, said
+            found = discover(url, None)
+            self._subjects.append(Endpoint(name, side, found.url, found.model))
+            contexts.append(found.context)
+        if self._subjects[0].name == self._subjects[1].name:
+            raise ConfigError("url", f"both are called {self._subjects[0].name!r}")
+        known = [context for context in contexts if context is not None]
+        self.context = min(known) if known else None
+        vocabulary = 30_000
+        self.bench = Bench(
+            None, EngineOptions(), vocabulary, options.client_cores, options.power_csv
+        )
+
+    def compare(self, comparison: Comparison) -> Report:
+        return comparison.run_subjects(self._subjects)
