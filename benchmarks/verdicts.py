@@ -1,9 +1,9 @@
-"""Whether `relevo bench compare` says yes, no and "no difference" when it should, on SmolLM2 and two
-devices of one core.
+"""Whether `relevo bench compare` says yes, no and "no difference" when it should, on SmolLM2 and
+two devices of one core.
 
-    .venv/bin/python benchmarks/verdicts.py yes short link one-device    # a comparison each, minutes
-    .venv/bin/python benchmarks/verdicts.py same --times 20              # A/A, under a minute each
-    .venv/bin/python benchmarks/verdicts.py slow --times 10              # 20 % slower steps in one
+    .venv/bin/python benchmarks/verdicts.py yes short link one-device  # minutes each
+    .venv/bin/python benchmarks/verdicts.py same --times 20            # A/A, a minute each
+    .venv/bin/python benchmarks/verdicts.py slow --times 10            # 20 % slower steps in one
 
 A line per comparison; with --out the reports too.
 """
@@ -55,7 +55,7 @@ def planted(kind: str) -> Report:
     bench = Bench(resolve_model(DEMO_MODEL), options, 49_000)
     forms = FORMS if kind != "one-device" else (*FORMS[:2], FORMS[-1])
     wanted = {
-        "yes": plan("streams", 2, 0.4, ttft_ms=8000),
+        "yes": plan("streams", 2, 0.6, ttft_ms=8000),
         "short": plan("short", 2, 0.1),
         "link": plan("mixed", 2, 0.3),
         "one-device": plan("mixed", 1, 0.3),

@@ -15,10 +15,12 @@ need python3-dev "$python" -c \
   'import sysconfig, os, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
 need libfabric-dev test -e /usr/include/rdma/fabric.h
 need clang-format command -v clang-format
+need chromium-headless-shell command -v chromium-headless-shell
 [ ${#missing[@]} -eq 0 ] && exit 0
 
-# Without these two the rest still works: only the local transport is built, only `make check` fails.
-optional() { [ "$1" = libfabric-dev ] || [ "$1" = clang-format ]; }
+# Without these the rest still works: only the local transport is built, `make check` fails, the test in
+# a browser is skipped.
+optional() { [[ "$1" =~ ^(libfabric-dev|clang-format|chromium-headless-shell)$ ]]; }
 
 give_up() { # REASON
   echo "setup: $1; these Debian packages are missing: ${missing[*]}" >&2

@@ -18,11 +18,14 @@ MOONCAKE = [
     {"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [1, 2]},
     {"timestamp": 3000, "input_length": 512, "output_length": 7, "hash_ids": [1]},
 ]
-BURSTGPT = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
+BURSTGPT = (
+    "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    """
 5,1,2,ChatGPT,472,18,490,Conversation log
 45,2,3,ChatGPT,1087,0,1087,Conversation log
 118,3,9,GPT-4,417,276,693,API log
 """
+)
 CHATS = [
     {"id": "a", "conversations": [
         {"from": "human", "value": "one two"}, {"from": "gpt", "value": "three four five"},
@@ -67,18 +70,15 @@ def test_azure(tmp_path):
         AZURE.replace("\n", "\r").encode(),
         b"\xef\xbb\xbf" + AZURE.encode(),
         AZURE.rstrip("\n").encode(),
-        AZURE.replace("ContextTokens,GeneratedTokens", "ContextTokens,GeneratedTokens").encode(),
         AZURE.replace("00,", "00+00:00,").encode(),  # 2024's times have a zone
     ],
-    ids=["crlf", "cr", "bom", "no final newline", "as it is", "zone"],
+    ids=["crlf", "cr", "bom", "no final newline", "zone"],
 )
 def test_line_ends_and_marks_change_nothing(tmp_path, spoilt):
     assert read(tmp_path, spoilt) == read(tmp_path, AZURE)
 
 
 def test_columns_may_stand_in_any_order(tmp_path):
-    rows = [line.split(",") for line in AZURE.split()]  # the time is two words
-    assert rows
     moved = AZURE.replace("TIMESTAMP,ContextTokens,GeneratedTokens",
                           "TIMESTAMP,GeneratedTokens,ContextTokens")  # fmt: skip
     assert read(tmp_path, moved).arrivals[0].output_tokens == 4808

@@ -18,7 +18,7 @@ from relevo.bench.architectures import (
     threshold_variants,
 )
 from relevo.bench.calibrate import Pace, budgets_for, measure_pace
-from relevo.bench.interference import Row, measure_interference
+from relevo.bench.interference import LONG_PROMPT, Row, measure_interference
 from relevo.bench.machine import describe_machine
 from relevo.bench.metrics import FORMULAS, Budgets, attainment
 from relevo.bench.output import say
@@ -95,7 +95,11 @@ class Comparison:
         self._say("interference: " + ", ".join(a.name for a in pair))
         assert self._bench.model is not None
         self._interference = measure_interference(
-            self._bench.model, self._bench.options, pair, self._plan.interference_prompts
+            self._bench.model,
+            self._bench.options,
+            pair,
+            LONG_PROMPT,
+            self._plan.interference_prompts,
         )
         pace, trace, budgets = self._calibrated(Deployed.of(replicas(devices)))
         subjects = [Deployed.of(self._tuned(devices, form, trace, budgets)) for form in forms]

@@ -107,7 +107,7 @@ class EnergyReading:
     """Of one run. `result` is called after the `with` block."""
 
     def __init__(self, power_csv: Path | None) -> None:
-        self._power = read_power_csv(power_csv) if power_csv else None
+        self._power_csv = power_csv
         self._found, self._missing = meters()
         self._begin_s = time.time()
         self._end_s = self._begin_s
@@ -118,8 +118,8 @@ class EnergyReading:
         self._end_s = time.time()
 
     def result(self) -> Energy:
-        if self._power is not None:
-            return meter_energy(self._power, self._begin_s, self._end_s)
+        if self._power_csv is not None:  # the meter has gone on writing meanwhile
+            return meter_energy(read_power_csv(self._power_csv), self._begin_s, self._end_s)
         if not self._found:
             return Energy(None, f"unavailable ({self._missing})")
         sources = ", ".join(meter.source for meter in self._found)
@@ -150,7 +150,7 @@ def read_power_csv(path: Path) -> list[tuple[float, float]]:
                         "power-csv", f"{path}, line {reader.line_num}: needs time_s,watts"
                     ) from error
     except OSError as error:
-        raise ConfigError("power-csv", f"{path}: {error}") from error
+        raise ConfigError("power-csv", f"{path}: {error.strerror}") from error
     return sorted(rows)
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 from relevo.bench.architectures import (
     Architecture,
@@ -42,16 +44,18 @@ def all_forms(devices: Devices) -> list[Architecture]:
     ]
 
 
-def run_interference(model: ModelSource, repeats: int | None, *, as_json: bool) -> int:
+def run_interference(
+    model: ModelSource, prompt_tokens: int, repeats: int | None, *, as_json: bool
+) -> int:
     """Prints a row per architecture. Returns the exit code."""
     count = repeats or DEFAULT_REPEATS
     cores = sorted(os.sched_getaffinity(0))
     devices = Devices.of(min(2, len(cores)), cores)
-    rows = measure_interference(model, EngineOptions(), all_forms(devices), count)
+    rows = measure_interference(model, EngineOptions(), all_forms(devices), prompt_tokens, count)
     settings = {
         "streams": STREAMS,
         "stream_prompt_tokens": STREAM_PROMPT,
-        "long_prompt_tokens": LONG_PROMPT,
+        "long_prompt_tokens": prompt_tokens,
         "long_prompts": count,
         "chunk_tokens": CHUNK,
         "dtype": "bfloat16",
@@ -61,36 +65,40 @@ def run_interference(model: ModelSource, repeats: int | None, *, as_json: bool) 
 
 
 def measure_interference(
-    model: ModelSource, options: EngineOptions, architectures: Sequence[Architecture], repeats: int
+    model: ModelSource,
+    options: EngineOptions,
+    architectures: Sequence[Architecture],
+    prompt_tokens: int,
+    repeats: int,
 ) -> list[Row]:
-    return [_measure(model, options, architecture, repeats) for architecture in architectures]
+    """A row per architecture: streams that decode alone, and beside one long prompt at a time."""
+    rows = []
+    for architecture in architectures:
+        name = architecture.name
+        say(f"{name}: starting")
+        with LocalDeployment(options.deployment(model, architecture)) as deployment:
+            rows.append(asyncio.run(_run(deployment.url, model.name, name, prompt_tokens, repeats)))
+    return rows
 
 
-def _measure(
-    model: ModelSource, options: EngineOptions, architecture: Architecture, repeats: int
-) -> Row:
-    say(f"{architecture.name}: starting")
-    with LocalDeployment(options.deployment(model, architecture)) as deployment:
-        return asyncio.run(_run(deployment.url, model.name, architecture.name, repeats))
-
-
-async def _run(url: str, model: str, name: str, repeats: int) -> Row:
+async def _run(url: str, model: str, name: str, prompt_tokens: int, repeats: int) -> Row:
     client = Client(url, model)
     try:
         for warm in range(2):  # every worker has computed a long prompt once
-            await client.stream(random_prompt(LONG_PROMPT, seed=900 + warm), 2)
+            await client.stream(random_prompt(prompt_tokens, seed=900 + warm), 2)
         alone = await _streams_alone(client)
         say(f"{name}: {repeats} long prompts beside {STREAMS} streams")
-        gaps, ttfts = await _streams_beside(client, repeats)
+        beside = await _streams_beside(client, prompt_tokens, repeats)
     finally:
         await client.close()
     return {
         "architecture": name,
         "alone_step_ms": round(percentile(alone, 0.5), 3),
-        "gap_p50_ms": round(percentile(gaps, 0.5), 3),
-        "gap_p99_ms": round(percentile(gaps, 0.99), 3),
-        "longest_gap_ms": round(max(gaps), 3),
-        "ttft_ms": round(percentile(ttfts, 0.5), 3),
+        "gap_p50_ms": round(percentile(beside.gaps, 0.5), 3),
+        "gap_p99_ms": round(percentile(beside.gaps, 0.99), 3),
+        "stall_p50_ms": round(percentile(beside.stalls, 0.5), 3),
+        "longest_gap_ms": round(max(beside.gaps), 3),
+        "ttft_ms": round(percentile(beside.ttfts, 0.5), 3),
     }
 
 
@@ -103,9 +111,16 @@ async def _streams_alone(client: Client) -> list[float]:
     return [gap for s in streams for gap in _gaps_between(s, *together)]
 
 
-async def _streams_beside(client: Client, repeats: int) -> tuple[list[float], list[float]]:
-    """Gaps of the streams from the first long prompt's send to the last one's first token, and
-    the long prompts' TTFTs."""
+class _Beside(NamedTuple):
+    """Gaps of the streams between each long prompt's send and its first token; of each stream and
+    prompt the longest; and the long prompts' TTFTs. In ms."""
+
+    gaps: list[float]
+    stalls: list[float]
+    ttfts: list[float]
+
+
+async def _streams_beside(client: Client, prompt_tokens: int, repeats: int) -> _Beside:
     streams = [Stream(0) for _ in range(STREAMS)]
     tasks = [
         asyncio.create_task(client.stream(random_prompt(STREAM_PROMPT, 50 + i), STREAM_TOKENS, s))
@@ -117,16 +132,21 @@ async def _streams_beside(client: Client, repeats: int) -> tuple[list[float], li
             await asyncio.sleep(0.01)
         long: list[Stream] = []
         for i in range(repeats):
-            long.append(await client.stream(random_prompt(LONG_PROMPT, seed=100 + i), 1))
+            long.append(await client.stream(random_prompt(prompt_tokens, seed=100 + i), 1))
             await asyncio.sleep(PAUSE_S)
             _check_running(tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    begin, end = long[0].sent_ns, long[-1].arrivals_ns[0]
-    gaps = [gap for stream in streams for gap in _gaps_between(stream, begin, end)]
-    return gaps, [stream.ttft_ms for stream in long]
+    gaps: list[float] = []
+    stalls: list[float] = []
+    for stream in streams:
+        for prompt in long:
+            beside = _gaps_overlapping(stream, prompt.sent_ns, prompt.arrivals_ns[0])
+            gaps += beside
+            stalls.append(max(beside))
+    return _Beside(gaps, stalls, [prompt.ttft_ms for prompt in long])
 
 
 def _check_running(tasks: Sequence[asyncio.Task[Stream]]) -> None:
@@ -139,5 +159,11 @@ def _check_running(tasks: Sequence[asyncio.Task[Stream]]) -> None:
 
 def _gaps_between(stream: Stream, begin_ns: int, end_ns: int) -> list[float]:
     """Gaps that end within the span."""
-    pairs = zip(stream.arrivals_ns, stream.arrivals_ns[1:], strict=False)
+    pairs = pairwise(stream.arrivals_ns)
     return [(b - a) / 1e6 for a, b in pairs if begin_ns <= b <= end_ns]
+
+
+def _gaps_overlapping(stream: Stream, begin_ns: int, end_ns: int) -> list[float]:
+    """Gaps of which at least a part is within the span."""
+    pairs = pairwise(stream.arrivals_ns)
+    return [(b - a) / 1e6 for a, b in pairs if b >= begin_ns and a <= end_ns]

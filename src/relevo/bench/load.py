@@ -70,6 +70,7 @@ class _Replay:
             cpu = time.process_time()
             begin_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
             ticks = asyncio.create_task(self._tick())
+            await asyncio.sleep((begin_ns - time.monotonic_ns()) / 1e9)
             if self._trace.concurrency:
                 await self._closed_loop(self._trace.concurrency)
             else:

@@ -33,7 +33,9 @@ def read_trace(path: Path, count_tokens: TokenCounter, starts: Process | None = 
     try:
         with path.open(encoding="utf-8-sig", newline=None) as file:
             text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError("trace", f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise ConfigError("trace", f"{path}: {error}") from error
     stripped = text.lstrip()
     if not stripped:

@@ -74,10 +74,10 @@ def _rag(draw: random.Random, index: int) -> tuple[tuple[Segment, ...], int]:
 
 
 def _streams(draw: random.Random, index: int) -> tuple[tuple[Segment, ...], int]:
-    """Long answers to short prompts, and every other time a long prompt with a short answer."""
-    if index % 2:
+    """Two short prompts with longer answers to each long prompt with a short one."""
+    if index % 3 == 2:
         return (_own(index, draw.randint(1300, 1500)),), draw.randint(2, 4)
-    return (_own(index, draw.randint(32, 64)),), draw.randint(150, 250)
+    return (_own(index, draw.randint(32, 64)),), draw.randint(60, 90)
 
 
 WORKLOADS = {
@@ -87,7 +87,7 @@ WORKLOADS = {
     "rag": Workload(
         "prompts of 1,000 to 1,600 tokens, the first 128 alike; answers up to 24", _rag
     ),
-    "streams": Workload("answers of 150 to 250 tokens beside prompts of 1,300 to 1,500", _streams),
+    "streams": Workload("answers of 60 to 90 tokens beside prompts of 1,300 to 1,500", _streams),
     "chat": Workload("conversations of 2 to 6 turns, each with all that was said before", _short),
 }
 

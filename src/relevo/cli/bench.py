@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from relevo.bench.calibrate import Pace, rate_for
 from relevo.bench.compare import Comparison, Plan
+from relevo.bench.energy import read_power_csv
 from relevo.bench.report import Report, load_report
 from relevo.bench.trace import Trace
 from relevo.bench.workloads import bursty, make_closed_loop, make_workload
@@ -50,7 +51,9 @@ def _handoff(options: argparse.Namespace) -> int:
 def _interference(options: argparse.Namespace) -> int:
     from relevo.bench.interference import run_interference
 
-    return run_interference(resolve_model(options.model), options.repeats, as_json=options.json)
+    return run_interference(
+        resolve_model(options.model), options.long_prompt, options.repeats, as_json=options.json
+    )
 
 
 def _footprint(options: argparse.Namespace) -> int:
@@ -83,7 +86,7 @@ def _load(options: argparse.Namespace) -> int:
 
     if options.cores:
         os.sched_setaffinity(0, options.cores)
-    trace = _trace(options, None, None)
+    trace = _source(options, None)(None)
     found = discover(options.url, options.model)
     target = Target(found.url, found.model, options.vocabulary)
     if found.context is not None:
@@ -100,27 +103,40 @@ def _given_budgets(options: argparse.Namespace) -> tuple[float | None, ...]:
     return options.ttft_ms, options.tpot_ms, options.itl_p99_ms
 
 
-def _trace(options: argparse.Namespace, model: ModelSource | None, pace: TracePace | None) -> Trace:
-    """The trace as the options say; where they leave the rate open, `pace` sets it."""
+def _source(
+    options: argparse.Namespace, model: ModelSource | None
+) -> Callable[[TracePace | None], Trace]:
+    """What makes the trace, once there is a pace to set its rate by where the options leave that
+    open. Reads or drafts it at once, so that what is wrong is said before anything starts."""
     if options.trace is not None:
-        trace = _from_file(options, model)
-        if options.keep is None and pace is not None and trace.concurrency is None:
-            wanted = pace.rate(trace) / trace.rate
-            return trace if wanted >= 1 else trace.thinned(wanted, options.seed)
-        return trace
+        recorded = _from_file(options, model)
+
+        def thinned(pace: TracePace | None) -> Trace:
+            if options.keep is not None or pace is None or recorded.concurrency is not None:
+                return recorded
+            share = pace.rate(recorded) / recorded.rate
+            return recorded if share >= 1 else recorded.thinned(share, options.seed)
+
+        return thinned
     if options.concurrency is not None:
-        return make_closed_loop(
+        loop = make_closed_loop(
             options.workload, options.concurrency, options.requests, options.seed
-        )
-    duration = options.duration or FULL_S
-    rate = options.rate
-    if rate is None:
-        if pace is None:
+        ).scaled_lengths(options.length_scale)
+        return lambda pace: loop
+
+    def made(rate: float, cv: float, duration: float) -> Trace:
+        trace = make_workload(options.workload, bursty(rate, cv), duration, options.seed)
+        return trace.scaled_lengths(options.length_scale)
+
+    draft = made(_DRAFT_RATE, options.cv, FULL_S)
+
+    def paced(pace: TracePace | None) -> Trace:
+        if options.rate is None and pace is None:
             raise ConfigError("rate", "say how many requests a second, or --concurrency")
-        draft = make_workload(options.workload, bursty(_DRAFT_RATE, 1.0), FULL_S, options.seed)
-        rate = pace.rate(draft.scaled_lengths(options.length_scale))
-    trace = make_workload(options.workload, bursty(rate, options.cv), duration, options.seed)
-    return trace.scaled_lengths(options.length_scale)
+        rate = options.rate or (pace.rate(draft) if pace else 0.0)
+        return made(rate, options.cv, options.duration or FULL_S)
+
+    return paced
 
 
 def _from_file(options: argparse.Namespace, model: ModelSource | None) -> Trace:
@@ -170,10 +186,12 @@ def _compare(options: argparse.Namespace) -> int:
     quick = options.quick
     options.duration = options.duration or (QUICK_S if quick else FULL_S)
     setting = _Endpoints(options) if options.url else _Started(options)
+    source = _source(options, setting.model)
+    if options.power_csv is not None:
+        read_power_csv(options.power_csv)
 
     def make_trace(pace: Pace) -> Trace:
-        fitting = TracePace(pace, setting.devices, options.utilisation)
-        trace = _trace(options, setting.model, fitting)
+        trace = source(TracePace(pace, setting.devices, options.utilisation))
         contexts = [c for c in (pace.context, setting.context) if c is not None]
         return trace.fitted(min(contexts)) if contexts else trace
 

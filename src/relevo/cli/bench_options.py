@@ -44,6 +44,8 @@ def add_benchmarks(parser: argparse.ArgumentParser) -> None:
         _model(kind)
         _json(kind)
         kind.add_argument("--repeats", type=positive, default=None, help="repeats per figure")
+        if name == "interference":
+            kind.add_argument("--long-prompt", type=positive, default=1500, help="tokens (1500)")
         if name == "handoff":
             kind.add_argument("--verify-kv", action="store_true", help="with checksums of the KV")
 
