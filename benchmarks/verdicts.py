@@ -27,11 +27,11 @@ from relevo.launch.demo_model import DEMO_MODEL
 from relevo.launch.local import LocalDeployment
 from relevo.launch.model_source import resolve_model
 
-SPAN_S = 10.0
+SPAN_S = 8.0
 SHORT_SPAN_S = 4.0
 SHORT_ROUNDS = 5
 SLOWER = "slow=0.2"
-SLOW_LINK = "rate=1.5"  # MB/s; a prompt of 1,000 tokens is 22 MB of KV
+SLOW_LINK = "rate=8"  # MB/s; KV is computed at about 20
 
 
 def plan(workload: str, devices: int, utilisation: float, **budgets: float) -> Plan:
@@ -41,7 +41,7 @@ def plan(workload: str, devices: int, utilisation: float, **budgets: float) -> P
         return make_workload(workload, poisson(rate), SPAN_S, 0).fitted(pace.context)
 
     return Plan(
-        quick=True, rounds=3, probe_s=6, interference_prompts=2, trace=trace, **budgets
+        quick=True, rounds=4, probe_s=6, interference_prompts=2, trace=trace, **budgets
     )  # fmt: skip
 
 
@@ -52,15 +52,18 @@ def planted(kind: str) -> Report:
         1 if kind == "one-device" else 2, cores[: 1 if kind == "one-device" else 2]
     )
     options = EngineOptions(handoff_faults=SLOW_LINK if kind == "link" else "")
-    bench = Bench(resolve_model(DEMO_MODEL), options, 49_000)
-    forms = FORMS if kind != "one-device" else (*FORMS[:2], FORMS[-1])
+    bench = Bench(resolve_model(DEMO_MODEL), options, 49_000, 0)
+    # A "no" to two co-located forms is one to all.
+    forms = FORMS if kind == "yes" else ("replicas-whole", "all-devices-whole", "disaggregated")
+    if kind == "one-device":
+        forms = ("replicas-whole", "replicas-chunked", "disaggregated")
     wanted = {
         "yes": plan("streams", 2, 0.6, ttft_ms=8000),
         "short": plan("short", 2, 0.1),
         "link": plan("mixed", 2, 0.3),
         "one-device": plan("mixed", 1, 0.3),
     }[kind]
-    return Comparison(bench, wanted).run(devices, forms)
+    return Comparison(bench, wanted, len(devices.cores)).run(devices, forms)
 
 
 def like_with_like(slower: str, seed: int) -> Report:
@@ -86,7 +89,7 @@ def like_with_like(slower: str, seed: int) -> Report:
         wanted = Plan(
             quick=True, rounds=SHORT_ROUNDS, probe_s=1, interference_prompts=1, trace=trace
         )
-        return Comparison(Bench(None, options, 49_000), wanted).run_subjects(subjects)
+        return Comparison(Bench(None, options, 49_000, 0), wanted, 2).run_subjects(subjects)
 
 
 def main() -> None:

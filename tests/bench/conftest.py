@@ -4,10 +4,12 @@ import random
 
 import pytest
 
-from relevo.bench.compare import conclusive_report, describe_trace
+from relevo.bench.compare import describe_trace
+from relevo.bench.conclusion import concluded
 from relevo.bench.energy import Energy
 from relevo.bench.metrics import Budgets, validity
 from relevo.bench.processes import ProcessUse
+from relevo.bench.recovery import recovery_of
 from relevo.bench.report import Replay, Setup, Tuning
 from relevo.bench.rows import LoadRun, RequestRow, ServerFigures
 from relevo.bench.workloads import make_workload, poisson
@@ -49,6 +51,8 @@ def made_report():
     for name, (_, step) in subjects.items():
         run = made_run(7, step * 1.2, faster)
         replays.append(Replay(name, 51, 1.5, (), run, run.digest))
+    lost = made_run(99, 20.0)
+    recovery = recovery_of("disaggregated-1:1", "prefill-0", 4.0, lost, BUDGETS)
     setup = Setup(
         model="SmolLM2 <135M>",
         created="2026-11-30T00:00:00+00:00",
@@ -57,10 +61,12 @@ def made_report():
         architectures={n: {"side": side, "mixed_workers": 2} for n, (side, _) in subjects.items()},
         budgets=BUDGETS,
         trace=describe_trace(TRACE),
+        load_traces={"1": TRACE.digest, "1.5": faster.digest},
         assumptions=("the load generator shares all cores",),
     )
-    return conclusive_report(
+    return concluded(
         setup, replays, tuning=[Tuning("disaggregated", "disaggregated-1:1", 1.0, 800.0, True)],
+        recovery=[recovery],
         interference=[{"architecture": "replicas-whole", "alone_step_ms": 12.0}],
     )  # fmt: skip
 

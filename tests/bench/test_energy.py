@@ -10,6 +10,7 @@ from relevo.errors import ConfigError
 def package(root, number, value, most=1000):
     folder = root / f"intel-rapl:{number}"
     folder.mkdir(exist_ok=True)
+    (folder / "name").write_text("psys\n" if number == 2 else f"package-{number}\n")
     (folder / "energy_uj").write_text(f"{value}\n")
     (folder / "max_energy_range_uj").write_text(f"{most}\n")
 
@@ -17,6 +18,7 @@ def package(root, number, value, most=1000):
 def test_rapl_adds_packages_and_survives_wraps(tmp_path):
     package(tmp_path, 0, 900)
     package(tmp_path, 1, 10)
+    package(tmp_path, 2, 7)
     package(tmp_path, "0:0", 5)  # a part of package 0: not counted twice
     meter = RaplMeter(tmp_path)
     for first, second in ((950, 20), (100, 30), (999, 40)):  # the first wraps once: 151
@@ -43,7 +45,9 @@ def test_a_power_meters_readings_are_integrated_over_the_run(tmp_path):
     power = read_power_csv(path)
     assert meter_energy(power, 10, 30).joules == pytest.approx(1500 + 2000)
     assert meter_energy(power, 15, 25).joules == pytest.approx(875 + 1000)
+    assert meter_energy(power, 25, 31).joules == pytest.approx(1200)  # the last reading holds
     assert meter_energy(power, 5, 25).joules is None
+    assert meter_energy(power, 15, 35).joules is None
 
 
 @pytest.mark.parametrize("text", ["time,watts\n1,2\n", "time_s,watts\n1,lots\n"])

@@ -21,7 +21,7 @@ STEP_S = 0.02
 
 class Server:
     """Streams `max_tokens` tokens, STEP_S apart; prompts of 13 tokens are refused, of 14 cut off
-    in mid-answer, of 15 fail in mid-answer."""
+    in mid-answer, of 15 fail in mid-answer, of 16 answered with a token less."""
 
     def __init__(self):
         self.bodies = []
@@ -38,7 +38,8 @@ class Server:
         self.most = max(self.most, self.running)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        for i in range(body["max_tokens"]):
+        tokens = body["max_tokens"] - (kind == 16)
+        for i in range(tokens):
             await asyncio.sleep(STEP_S)
             if i == 2 and kind == 14:
                 request.transport.close()
@@ -46,7 +47,7 @@ class Server:
             if i == 2 and kind == 15:
                 await self._say(response, {"error": {"message": "out of pages"}})
                 break
-            last = i + 1 == body["max_tokens"]
+            last = i + 1 == tokens
             choice = {"index": 0, "text": "x", "token_ids": [i],
                       "finish_reason": "length" if last else None}  # fmt: skip
             await self._say(response, {"id": f"r{len(self.bodies)}", "choices": [choice]})
@@ -118,13 +119,14 @@ def test_requests_go_out_at_their_time_whether_or_not_others_are_done():
 def test_every_way_to_end_has_its_outcome():
     with serving(Server()) as url:
         run = replay(
-            Target(url, "m", 30_000), trace_of(*((0, kind, 4) for kind in (12, 13, 14, 15)))
+            Target(url, "m", 30_000), trace_of(*((0, kind, 4) for kind in (12, 13, 14, 15, 16)))
         )
-    assert [row.outcome for row in run.rows] == ["ok", "refused", "failed", "failed"]
-    assert [row.tokens for row in run.rows] == [4, 0, 2, 2]
+    assert [row.outcome for row in run.rows] == ["ok", "refused", "failed", "failed", "failed"]
+    assert [row.tokens for row in run.rows] == [4, 0, 2, 2, 3]
     assert "full" in run.rows[1].error
     assert run.rows[2].error
     assert run.rows[3].error == "out of pages"
+    assert run.rows[4].error == "ended after 3 of 4 tokens"
 
 
 def test_nobody_there_is_a_failure_of_each():

@@ -4,7 +4,6 @@ import random
 import numpy as np
 import pytest
 
-from relevo.bench.differences import block_noise
 from relevo.bench.statistics import percentile, resampled, student_t
 
 
@@ -40,10 +39,3 @@ def test_resampling_covers_the_truth_about_as_often_as_it_says():
         _, low, high = resampled(values, lambda v: sum(v) / len(v))
         hits += low <= 10 <= high
     assert 0.85 < hits / 300 <= 1
-
-
-def test_block_noise_takes_out_rounds_and_architectures():
-    base = [[a + r for r in (0.0, 5.0, 9.0)] for a in (1.0, 2.0)]
-    assert block_noise(base) == (pytest.approx(0, abs=1e-9), 2)
-    base[1][2] += 6.0  # residuals of ±1 ±1 ±2, twice
-    assert block_noise(base) == (pytest.approx(math.sqrt(12 / 2)), 2)

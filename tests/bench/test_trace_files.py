@@ -42,7 +42,7 @@ def words(text):
 def read(tmp_path, content, name="trace.csv", **options):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return read_trace(path, words, **options)
+    return read_trace(path, words, bursty(1.0, 0.0), **options)
 
 
 def lines(rows):
@@ -149,14 +149,14 @@ def test_mooncake_prefixes_are_shared(tmp_path):
 
 
 def test_conversations_ask_with_all_that_was_said_before(tmp_path):
-    trace = read(tmp_path, json.dumps(CHATS), starts=bursty(1.0, 0.0))
+    trace = read(tmp_path, json.dumps(CHATS))
     assert sorted((a.prompt_tokens, a.output_tokens) for a in trace.arrivals) == [
         (2, 1), (2, 3), (6, 2),
     ]  # fmt: skip
     longest = max(trace.arrivals, key=lambda a: a.prompt_tokens)
     others = [a for a in trace.arrivals if a is not longest]
     assert all(a.prompt == longest.prompt[:1] for a in others)  # the same words, the same tokens
-    assert read(tmp_path, lines(CHATS), starts=bursty(1.0, 0.0)).arrivals == trace.arrivals
+    assert read(tmp_path, lines(CHATS)).arrivals == trace.arrivals
 
 
 def test_our_own_lists_are_read_back(tmp_path):

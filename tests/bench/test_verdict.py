@@ -62,6 +62,13 @@ def test_no_difference_says_what_would_have_been_one():
     assert all(d.detectable and d.detectable > 0 for d in verdict.differences)
 
 
+def test_a_form_that_is_as_good_but_slow_is_not_the_best():
+    """One request within budgets more does not outweigh latency."""
+    fast, slow = replays(1, factor=0.6, met=0.995), replays(2, factor=1.0)
+    verdict = judge({"fast": fast, "slow": slow}, {"d": replays(3, factor=0.8)}, BUDGETS, [])
+    assert (verdict.kind, verdict.best_colocated) == ("stay", "fast")
+
+
 def test_one_round_shows_nothing():
     verdict = judge({"c": replays(1, rounds=1)}, {"d": replays(2, rounds=1, met=0)}, BUDGETS, [])
     assert verdict.kind == "no-difference"

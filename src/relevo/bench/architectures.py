@@ -41,15 +41,15 @@ class Devices:
 @dataclass(frozen=True)
 class Architecture:
     """`worker_cores`: of prefill, decode and mixed workers, in this order. `chunk`: most tokens of
-    a step (WHOLE: prompts are computed in one). `devices`: how many one worker has, for its share
-    of KV memory. `faults` is for rehearsals."""
+    a step (WHOLE: prompts are computed in one). `devices`: how many there are, whose KV memory the
+    workers share. `faults` is for rehearsals."""
 
     form: str
     prefill: int
     decode: int
     mixed: int
     worker_cores: tuple[tuple[int, ...], ...]
-    devices: int = 1
+    devices: int
     chunk: int = WHOLE
     local_prefill: int = DEFAULT_LOCAL_PREFILL
     faults: str = ""
@@ -98,7 +98,8 @@ class EngineOptions:
 
     def deployment(self, model: ModelSource, architecture: Architecture) -> DeploymentConfig:
         arguments = ["--engine", self.engine, "--dtype", self.dtype]
-        arguments += ["--kv-memory", str(self.kv_mib * architecture.devices)]
+        share = self.kv_mib * architecture.devices // len(architecture.worker_cores)
+        arguments += ["--kv-memory", str(share)]
         arguments += ["--local-prefill-tokens", str(architecture.local_prefill)]
         if self.engine == "vllm":
             chunk = min(architecture.chunk, VLLM_WHOLE)
@@ -122,21 +123,22 @@ class EngineOptions:
 
 def replicas(devices: Devices, chunk: int = WHOLE) -> Architecture:
     form = "replicas-whole" if chunk == WHOLE else "replicas-chunked"
-    return Architecture(form, 0, 0, len(devices.cores), devices.cores, chunk=chunk)
+    count = len(devices.cores)
+    return Architecture(form, 0, 0, count, devices.cores, count, chunk)
 
 
 def all_devices(devices: Devices, chunk: int = WHOLE) -> Architecture:
     form = "all-devices-whole" if chunk == WHOLE else "all-devices-chunked"
     count = len(devices.cores)
-    return Architecture(form, 0, 0, 1, (devices.all,), devices=count, chunk=chunk)
+    return Architecture(form, 0, 0, 1, (devices.all,), count, chunk)
 
 
 def disaggregated(devices: Devices, prefill: int = 1) -> Architecture:
     """`prefill` devices for prefill, the rest for decode; on one device both workers share it."""
     count = len(devices.cores)
     if count == 1:
-        return Architecture("disaggregated", 1, 1, 0, devices.cores * 2)
-    return Architecture("disaggregated", prefill, count - prefill, 0, devices.cores)
+        return Architecture("disaggregated", 1, 1, 0, devices.cores * 2, 1)
+    return Architecture("disaggregated", prefill, count - prefill, 0, devices.cores, count)
 
 
 def candidates(devices: Devices, form: str, *, quick: bool) -> list[Architecture]:
@@ -157,14 +159,14 @@ def candidates(devices: Devices, form: str, *, quick: bool) -> list[Architecture
 
 
 def _uneven(devices: Devices) -> list[Architecture]:
-    """One prefill and one decode worker whose threads are not as many: where the machine has cores
-    to give."""
-    if len(devices.cores) == 1:
+    """One prefill and one decode worker whose threads are not as many: where two devices have
+    cores to shift."""
+    if len(devices.cores) != 2:
         return []
     cores = devices.all
     shares = {max(1, len(cores) // 4), max(1, len(cores) * 3 // 4)} - {len(cores) // 2, len(cores)}
     return [
-        Architecture("disaggregated", 1, 1, 0, (cores[:share], cores[share:]))
+        Architecture("disaggregated", 1, 1, 0, (cores[:share], cores[share:]), 2)
         for share in sorted(shares)
     ]
 

@@ -44,9 +44,9 @@ def measure_pace(running: Running) -> Pace:
         try:
             times = []
             for i in range(REPEATS):
-                prompt = random_prompt(PROMPT, 77_000 + i, vocabulary)
+                prompt = random_prompt(PROMPT, running.seed(77_000 + i), vocabulary)
                 times.append((await client.stream(prompt, 1)).ttft_ms)
-            stream = await client.stream(random_prompt(32, 77_777, vocabulary), STEPS)
+            stream = await client.stream(random_prompt(32, running.seed(77_777), vocabulary), STEPS)
         finally:
             await client.close()
         steps = percentile(stream.gaps_ms, 0.5)

@@ -111,7 +111,7 @@ def _over_scale(report: Report, replays: dict[str, list[Replay]]) -> go.Figure:
 
 def _pareto(report: Report) -> go.Figure:
     figure = go.Figure()
-    devices = int(report.setup.settings.get("devices", 1))
+    devices = int(report.setup.settings["devices"] or 1)
     for index, name in enumerate(report.setup.architectures):
         mine = [s for s in report.summaries if s.architecture == name]
         points = sorted(

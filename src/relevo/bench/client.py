@@ -11,7 +11,13 @@ from typing import Any
 
 import aiohttp
 
+from relevo.errors import StateError
+
 REQUEST_DEADLINE_S = 300.0
+
+
+class RequestFailed(StateError):
+    """A request of a benchmark's own was refused, or ended early."""
 
 
 @dataclass
@@ -51,7 +57,8 @@ class Client:
     async def stream(
         self, prompt: Sequence[int] | str, tokens: int, into: Stream | None = None
     ) -> Stream:
-        """Greedy, exactly `tokens` tokens. `into` can be watched while it fills."""
+        """Greedy, exactly `tokens` tokens. `into` can be watched while it fills. Raises
+        RequestFailed."""
         body = {
             "model": self.model,
             "prompt": prompt if isinstance(prompt, str) else list(prompt),
@@ -62,20 +69,26 @@ class Client:
         }
         stream = into or Stream(0)
         stream.sent_ns = time.monotonic_ns()
+        try:
+            await self._read(body, stream)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise RequestFailed(f"{self.url}: {type(error).__name__}: {error}") from error
+        return stream
+
+    async def _read(self, body: dict[str, Any], stream: Stream) -> None:
         async with self._session.post(f"{self.url}/v1/completions", json=body) as response:
             if response.status != 200:
-                raise RuntimeError(f"{response.status}: {await response.text()}")
+                raise RequestFailed(f"{self.url}: {response.status}: {await response.text()}")
             async for line in response.content:
                 if not line.startswith(b"data: {"):
                     continue
                 arrived = time.monotonic_ns()
                 chunk = json.loads(line[6:])
                 if "error" in chunk:
-                    raise RuntimeError(chunk["error"]["message"])
+                    raise RequestFailed(f"{self.url}: {chunk['error']['message']}")
                 stream.arrivals_ns.append(arrived)
                 stream.id = chunk["id"]
                 stream.text += chunk["choices"][0]["text"]
-        return stream
 
     async def timeline(self, id: str) -> dict[str, Any]:
         async with self._session.get(f"{self.url}/v1/requests/{id}/timeline") as response:
@@ -87,4 +100,5 @@ class Client:
 def random_prompt(tokens: int, seed: int, vocabulary: int = 32_000) -> list[int]:
     """Token ids that share no prefix with those of another seed."""
     generator = random.Random(seed)
-    return [generator.randrange(1_000, vocabulary) for _ in range(tokens)]
+    low = min(1_000, vocabulary // 2)
+    return [generator.randrange(low, vocabulary) for _ in range(tokens)]

@@ -1,17 +1,17 @@
-"""Differences between architectures, and whether they are more than noise.
+"""The difference between two architectures, and whether it is more than noise.
 
-Every architecture replays the same arrivals in every round, so a measure is a table of
-architectures by rounds (randomised blocks, after Fisher): what the means of both leave unexplained
-is noise. A difference is judged against that noise, or against the scatter of the single requests'
-differences, whichever is greater, by Student's t at 97.5 %: two measures together are then wrong in
-at most 5 of 100 comparisons of like with like. A difference below its margin is none.
+Both replay the same arrivals in every round, so their difference within each round is one
+observation, and Student's t over rounds judges it; where the scatter of the single requests'
+differences is greater than that of the rounds', that counts. At 97.5 %, so that two measures
+together are wrong in at most 5 of 100 comparisons of like with like. A difference below its margin
+is none.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -23,7 +23,7 @@ from relevo.bench.statistics import student_t
 
 class Difference(msgspec.Struct, frozen=True):
     """Disaggregated less co-located. `attainment`: shares of all requests; `latency`: ln of a
-    ratio. `detectable`: the least difference that these rounds could have shown."""
+    ratio. `detectable`: a measured difference above it would have been shown."""
 
     measure: str
     value: float
@@ -39,68 +39,50 @@ class Difference(msgspec.Struct, frozen=True):
         return f"{math.expm1(self.value) * 100:+.1f} % latency"
 
 
-class Table(NamedTuple):
-    """A measure of all architectures: `values[name][round]` is the mean over requests, and
-    `rows[name]` each request's own, in one order for all."""
+class Paired(NamedTuple):
+    """A measure's differences: by round the means', and each request's own."""
 
-    values: dict[str, list[float]]
-    rows: dict[str, list[float]]
-
-
-def attainment_table(runs: Mapping[str, Sequence[LoadRun]], budgets: Budgets) -> Table:
-    values = {name: [attainment(run.rows, budgets) for run in mine] for name, mine in runs.items()}
-    rows = {
-        name: [float(budgets.met(row)) for run in mine for row in run.rows]
-        for name, mine in runs.items()
-    }
-    return Table(values, rows)
+    rounds: list[float]
+    requests: list[float]
 
 
-def latency_table(runs: Mapping[str, Sequence[LoadRun]]) -> Table | None:
-    """Of the requests that all have answered. None where a round has none."""
-    table = Table({name: [] for name in runs}, {name: [] for name in runs})
-    for together in zip(*runs.values(), strict=True):
-        e2e = [{row.index: row.e2e_ms for row in run.rows if row.ok} for run in together]
-        common = [index for index in e2e[0] if all(answered.get(index) for answered in e2e)]
-        if not common:
-            return None
-        for name, mine in zip(runs, e2e, strict=True):
-            logs = [math.log(mine[index] or 1.0) for index in common]
-            table.values[name].append(math.fsum(logs) / len(logs))
-            table.rows[name].extend(logs)
-    return table
+def attained(first: Sequence[LoadRun], second: Sequence[LoadRun], budgets: Budgets) -> Paired:
+    """Of shares of the requests offered."""
+    paired = Paired([], [])
+    for mine, theirs in zip(first, second, strict=True):
+        paired.rounds.append(attainment(mine.rows, budgets) - attainment(theirs.rows, budgets))
+        met = {row.index: budgets.met(row) for row in theirs.rows}
+        paired.requests.extend(budgets.met(r) - met.get(r.index, False) for r in mine.rows)
+    return paired
 
 
-def difference(
-    measure: str, table: Table | None, first: str, second: str, margin: float
-) -> Difference:
-    """Of the first architecture less the second."""
-    if table is None:
-        return Difference(measure, 0.0, None, None, None, False)
-    mine, theirs = table.values[first], table.values[second]
-    value = (math.fsum(mine) - math.fsum(theirs)) / len(mine)
-    if len(mine) < 2:
-        return Difference(measure, value, None, None, None, False)
-    noise, freedom = block_noise(list(table.values.values()))
-    by_round = noise * math.sqrt(2 / len(mine))
-    single = [a - b for a, b in zip(table.rows[first], table.rows[second], strict=True)]
-    by_request = statistics.stdev(single) / math.sqrt(len(single)) if len(single) > 1 else 0.0
-    half = student_t(freedom) * max(by_round, by_request)
+def latencies(first: Sequence[LoadRun], second: Sequence[LoadRun]) -> Paired:
+    """Of ln E2E, over the requests that both have answered."""
+    paired = Paired([], [])
+    for mine, theirs in zip(first, second, strict=True):
+        other = {row.index: row.e2e_ms for row in theirs.rows if row.ok}
+        logs = [
+            math.log(e2e / e2e_there)
+            for row in mine.rows
+            if row.ok and (e2e := row.e2e_ms) and (e2e_there := other.get(row.index))
+        ]
+        if logs:
+            paired.rounds.append(math.fsum(logs) / len(logs))
+            paired.requests.extend(logs)
+    return paired
+
+
+def judged(measure: str, paired: Paired, margin: float) -> Difference:
+    """With fewer than two rounds nothing is shown."""
+    n = len(paired.rounds)
+    if n < 2:
+        value = paired.rounds[0] if n else 0.0
+        return Difference(measure, round(value, 6), None, None, None, False)
+    value = math.fsum(paired.rounds) / n
+    by_round = statistics.stdev(paired.rounds) / math.sqrt(n)
+    many = len(paired.requests)
+    by_request = statistics.stdev(paired.requests) / math.sqrt(many) if many > 1 else 0.0
+    half = student_t(n - 1) * max(by_round, by_request)
     shown = abs(value) >= margin and abs(value) > half
-    return Difference(measure, value, value - half, value + half, max(margin, half), shown)
-
-
-def block_noise(values: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """(standard deviation of what neither architecture nor round explains, degrees of freedom), of
-    at least two of each."""
-    rounds, names = len(values[0]), len(values)
-    of_name = [math.fsum(row) / rounds for row in values]
-    of_round = [math.fsum(row[r] for row in values) / names for r in range(rounds)]
-    mean = math.fsum(of_name) / names
-    rest = math.fsum(
-        (values[n][r] - of_name[n] - of_round[r] + mean) ** 2
-        for n in range(names)
-        for r in range(rounds)
-    )
-    freedom = (rounds - 1) * (names - 1)
-    return math.sqrt(rest / freedom), freedom
+    low, high = round(value - half, 6), round(value + half, 6)
+    return Difference(measure, round(value, 6), low, high, round(max(margin, half), 6), shown)

@@ -16,6 +16,7 @@ import msgspec
 from relevo.errors import ConfigError
 
 POWERCAP = Path("/sys/class/powercap")
+LATEST_S = 2.0  # a meter that writes every so often has not written the run's end yet
 
 
 class Energy(msgspec.Struct, frozen=True):
@@ -38,7 +39,12 @@ class RaplMeter:
     """Counters of µJ that wrap at their range."""
 
     def __init__(self, root: Path = POWERCAP) -> None:
-        self._packages = [p for p in sorted(root.glob("intel-rapl:*")) if p.name.count(":") == 1]
+        # "psys" counts the packages again, with the rest of the board.
+        self._packages = [
+            path
+            for path in sorted(root.glob("intel-rapl:*"))
+            if path.name.count(":") == 1 and (path / "name").read_text().startswith("package")
+        ]
         self._ranges = [_number(p / "max_energy_range_uj") for p in self._packages]
         self._last = [_number(p / "energy_uj") for p in self._packages]
         self._sum_uj = 0
@@ -156,9 +162,11 @@ def read_power_csv(path: Path) -> list[tuple[float, float]]:
 
 def meter_energy(power: list[tuple[float, float]], begin_s: float, end_s: float) -> Energy:
     """By the trapezoid rule, the power between readings being linear. Unavailable where the
-    readings do not span the run."""
-    if not power or power[0][0] > begin_s or power[-1][0] < end_s:
+    readings do not span the run, but for LATEST_S at its end."""
+    if not power or power[0][0] > begin_s or power[-1][0] < end_s - LATEST_S:
         return Energy(None, "unavailable (the meter's readings do not span the run)")
+    if power[-1][0] < end_s:
+        power = [*power, (end_s, power[-1][1])]
     joules = 0.0
     for (t0, w0), (t1, w1) in pairwise(power):
         low, high = max(t0, begin_s), min(t1, end_s)

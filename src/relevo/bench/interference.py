@@ -17,7 +17,7 @@ from relevo.bench.architectures import (
     disaggregated,
     replicas,
 )
-from relevo.bench.client import Client, Stream, random_prompt
+from relevo.bench.client import Client, RequestFailed, Stream, random_prompt
 from relevo.bench.output import emit, say
 from relevo.bench.statistics import percentile
 from relevo.launch.local import LocalDeployment
@@ -108,7 +108,8 @@ async def _streams_alone(client: Client) -> list[float]:
         *(client.stream(random_prompt(STREAM_PROMPT, seed=i), ALONE_STEPS) for i in range(STREAMS))
     )
     together = max(s.arrivals_ns[0] for s in streams), min(s.arrivals_ns[-1] for s in streams)
-    return [gap for s in streams for gap in _gaps_between(s, *together)]
+    beside = [gap for s in streams for gap in _gaps_between(s, *together)]
+    return beside or [gap for s in streams for gap in s.gaps_ms]  # they may not have met
 
 
 class _Beside(NamedTuple):
@@ -145,7 +146,7 @@ async def _streams_beside(client: Client, prompt_tokens: int, repeats: int) -> _
         for prompt in long:
             beside = _gaps_overlapping(stream, prompt.sent_ns, prompt.arrivals_ns[0])
             gaps += beside
-            stalls.append(max(beside))
+            stalls.append(max(beside, default=0.0))
     return _Beside(gaps, stalls, [prompt.ttft_ms for prompt in long])
 
 
@@ -154,7 +155,7 @@ def _check_running(tasks: Sequence[asyncio.Task[Stream]]) -> None:
     for task in tasks:
         if task.done():
             task.result()
-            raise RuntimeError("a stream ended before the last long prompt; use fewer repeats")
+            raise RequestFailed("a stream ended before the last long prompt; use fewer repeats")
 
 
 def _gaps_between(stream: Stream, begin_ns: int, end_ns: int) -> list[float]:

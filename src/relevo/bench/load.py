@@ -134,7 +134,7 @@ class _Replay:
                         seen.lines.append((time.monotonic_ns(), line))
         except TimeoutError:
             seen.error = f"not over within {REQUEST_DEADLINE_S:.0f} s"
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             seen.error = f"{type(error).__name__}: {error}"
 
     def _row(self, index: int, begin_ns: int) -> RequestRow:
@@ -145,8 +145,12 @@ class _Replay:
 
         stream = read_stream(seen.lines)
         error = seen.error or stream.error
+        tokens = sum(stream.counts)
         if not error and not stream.finished:
             error = "the stream ended before the answer did"
+        elif not error and stream.counted and tokens < arrival.output_tokens:
+            # Shorter answers would make a server look faster.
+            error = f"ended after {tokens} of {arrival.output_tokens} tokens"
         outcome: Outcome = "failed" if error else "ok"
         if seen.status in REFUSALS:
             outcome = "refused"

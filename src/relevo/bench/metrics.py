@@ -129,7 +129,7 @@ SAMPLES: dict[str, Callable[[Sequence[RequestRow]], list[float]]] = {
 def rates(run: LoadRun, budgets: Budgets) -> dict[str, float]:
     """Figures that are one number per replay."""
     until_s = max((r.arrivals_ms[-1] for r in run.rows if r.arrivals_ms), default=0.0) / 1e3
-    seconds = until_s or run.elapsed_s
+    seconds = until_s or run.elapsed_s or 1.0
     return {
         "offered_rps": len(run.rows) / run.span_s,
         "goodput_rps": goodput(run, budgets),

@@ -50,7 +50,7 @@ def pss_mib(pid: int) -> float:
 
 def use_of(name: str, pid: int, cpu_before_s: float) -> ProcessUse:
     peak = sum(_peak_kib(process.pid) for process in family(pid))
-    used_s = cpu_seconds(pid) - cpu_before_s
+    used_s = max(0.0, cpu_seconds(pid) - cpu_before_s)  # it may have died
     return ProcessUse(name, pss_mib(pid), round(peak / 1024, 1), round(used_s, 3))
 
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from relevo.bench.differences import Difference
-from relevo.bench.report import Conclusion, Setup, Summary
-from relevo.bench.statistics import Interval
+from relevo.bench.report import Conclusion, Replay, Setup, Summary
+from relevo.bench.rows import RequestRow
+from relevo.bench.statistics import Interval, percentile
 from relevo.bench.verdict import INVALID
 
 SLOW_LINK_SHARE = 0.2  # of TTFT: a transfer exposed for longer is worth a word
@@ -44,12 +45,20 @@ def reasons(conclusion: Conclusion) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def would_change(conclusion: Conclusion, setup: Setup) -> tuple[str, ...]:
+def would_change(
+    conclusion: Conclusion, setup: Setup, replays: Sequence[Replay]
+) -> tuple[str, ...]:
     """Each by what was measured: the link, the prompts' lengths, the load."""
     if conclusion.verdict.kind == INVALID:
         return ()
     mine, theirs = _best(conclusion)
-    return (*_link(mine), *_lengths(mine, theirs), *_loads(conclusion, setup))
+    handed = [
+        row
+        for replay in replays
+        if (replay.architecture, replay.load) == (mine.architecture, 1)
+        for row in replay.run.rows
+    ]
+    return (*_link(handed), *_lengths(mine, theirs), *_loads(conclusion, setup))
 
 
 def _best(conclusion: Conclusion) -> tuple[Summary, Summary]:
@@ -74,7 +83,7 @@ def _in_words(difference: Difference) -> str:
     d = difference
     shown = "shown" if d.shown else "not shown"
     if d.low is None or d.high is None:
-        return f"{d.in_words} ({shown}: one round)"
+        return f"{d.in_words}, not shown: there are not two rounds with it"
     if d.measure == "attainment":
         between = f"{d.low * 100:+.1f} to {d.high * 100:+.1f}"
     else:
@@ -82,20 +91,24 @@ def _in_words(difference: Difference) -> str:
     return f"disaggregated less co-located: {d.in_words} [{between}], {shown}"
 
 
-def _link(mine: Summary) -> list[str]:
-    size, computed = _figure(mine, "kv_bytes", "p50"), _figure(mine, "prefill_ms", "p50")
-    exposed, ttft = _figure(mine, "exposed_transfer_ms", "p50"), _figure(mine, "ttft_ms", "p50")
+def _link(rows: Sequence[RequestRow]) -> list[str]:
+    """Of the requests that were handed off."""
+    servers = [row.server for row in rows if row.ok and row.server and row.server.kv_bytes]
+    paces = [s.kv_bytes / s.prefill_ms for s in servers if s.kv_bytes and s.prefill_ms]
+    exposed = [s.exposed_transfer_ms for s in servers if s.exposed_transfer_ms is not None]
     lines = []
-    if size and computed:
+    if paces:
         lines.append(
-            f"link: a prompt's KV of {size / 2**20:.1f} MiB (p50) is computed in {computed:.0f} "
-            f"ms; below {size / computed / 1e3:.0f} MB/s its transfer no longer hides behind it"
+            f"link: of {len(servers)} requests handed off, KV is computed at "
+            f"{percentile(paces, 0.5) / 1e3:.0f} MB/s (p50); a link that is slower than that, with "
+            "what else it carries, no longer hides behind prefill"
         )
-    if exposed is not None and ttft:
-        slow = "; a faster link would help" if exposed > SLOW_LINK_SHARE * ttft else ""
+    if exposed:
+        share = percentile(exposed, 0.5)
+        ttft = percentile([r.ttft_ms for r in rows if r.ok and r.ttft_ms], 0.5)
+        slow = "; a faster link would help" if share > SLOW_LINK_SHARE * ttft else ""
         lines.append(
-            f"link: {exposed:.2f} ms of transfer are exposed (p50), of a TTFT of {ttft:.0f} ms"
-            f"{slow}"
+            f"link: {share:.2f} ms of transfer are exposed (p50), of a TTFT of {ttft:.0f} ms{slow}"
         )
     return lines
 
@@ -117,7 +130,9 @@ def _loads(conclusion: Conclusion, setup: Setup) -> list[str]:
     verdict = conclusion.verdict
     lines = []
     for load in sorted({s.load for s in conclusion.summaries}):
-        there = {s.architecture: s for s in conclusion.summaries if s.load == load}
+        there = {
+            s.architecture: s for s in conclusion.summaries if s.load == load and not s.invalid
+        }
         if verdict.best_disaggregated in there and verdict.best_colocated in there:
             mine, theirs = there[verdict.best_disaggregated], there[verdict.best_colocated]
             lines.append(
@@ -133,7 +148,8 @@ def assumptions(settings: Sequence[str]) -> tuple[str, ...]:
     return (
         *settings,
         "each side's best architecture is taken after the fact, from more forms co-located than "
-        "disaggregated: that favours staying co-located",
+        "disaggregated: that favours staying co-located, and makes a difference that is none a "
+        "little likelier than 5 in 100",
         "the intervals are over repeats on this machine; another machine, model or trace differs",
         "answers have the traced lengths (end-of-text is ignored), prompts are random tokens",
     )

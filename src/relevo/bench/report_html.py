@@ -12,6 +12,7 @@ from plotly.offline import get_plotlyjs
 from relevo.bench.charts import all_charts
 from relevo.bench.report import Report, Summary
 from relevo.bench.statistics import Interval
+from relevo.bench.summaries import GROUPS, SHARES
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
@@ -27,10 +28,10 @@ table { border-collapse: collapse; margin: 1rem 0 } td, th { padding: .25rem .7r
 """
 _FIGURES = (
     ("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("itl_ms", "ITL"), ("longest_gap_ms", "longest gap"),
-    ("e2e_ms", "E2E"), ("queue_ms", "queue"), ("transfer_ms", "transfer"),
-    ("exposed_transfer_ms", "exposed transfer"),
+    ("itl_p99_ms", "a request's ITL p99"), ("e2e_ms", "E2E"), ("queue_ms", "queue"),
+    ("prefill_ms", "prefill"), ("transfer_ms", "transfer"),
+    ("exposed_transfer_ms", "exposed transfer"), ("kv_bytes", "KV bytes"),
 )  # fmt: skip
-_WORDS = {"p50": 0, "p90": 0, "p95": 0, "p99": 0}
 
 
 def write_html(path: Path, reports: Mapping[str, Report]) -> None:
@@ -56,7 +57,8 @@ def _section(name: str, report: Report, index: int) -> str:
     )
     return (
         f"<h1>{heading}: prefill and decode apart, or together?</h1>"
-        f'<p class="verdict {report.verdict}"><b>{html.escape(report.text)}</b></p>'
+        f'<p class="verdict {html.escape(report.verdict)}"><b>{html.escape(report.text)}</b></p>'
+        + _conditions(report)
         + _list("Why", report.reasons)
         + _list("What would change it", report.would_change)
         + _list("What was assumed", setup.assumptions)
@@ -64,6 +66,18 @@ def _section(name: str, report: Report, index: int) -> str:
         + _summaries(report.summaries)
         + charts
         + _tail(report)
+    )
+
+
+def _conditions(report: Report) -> str:
+    budgets, trace = report.setup.budgets, report.setup.trace
+    pace = f"{trace.concurrency} at once" if trace.concurrency else f"{trace.rate:.2f} a second"
+    return (
+        f"<p>Budgets: TTFT {budgets.ttft_ms:g} ms, TPOT {budgets.tpot_ms:g} ms, ITL p99 of a "
+        f"request {budgets.itl_p99_ms:g} ms. Trace: {html.escape(trace.name)}, {trace.requests} "
+        f"requests in {trace.span_s:g} s ({pace}; gaps' coefficient of variation "
+        f"{trace.gap_cv:g}); p50 {trace.prompt_tokens_p50:g} prompt and "
+        f"{trace.output_tokens_p50:g} answer tokens.</p>"
     )
 
 
@@ -92,8 +106,11 @@ def _show(interval: Interval) -> str:
 def _summaries(summaries: Sequence[Summary]) -> str:
     rates = list(summaries[0].rates)
     text = _table(
-        ["architecture", "load", *rates],
-        ([s.architecture, s.load, *(_show(s.rates[key]) for key in rates)] for s in summaries),
+        ["architecture", "load", "not counted", *rates],
+        (
+            [s.architecture, s.load, s.invalid, *(_show(s.rates[key]) for key in rates)]
+            for s in summaries
+        ),
     )
     resources = list(summaries[0].resources)
     text += _table(
@@ -104,7 +121,7 @@ def _summaries(summaries: Sequence[Summary]) -> str:
             for s in summaries
         ),
     )  # fmt: skip
-    for group in ("all", "short", "middle", "long"):
+    for group in GROUPS:
         rows = [
             [s.architecture, s.load, words, sample.n, *map(_show, sample.percentiles.values())]
             for key, words in _FIGURES
@@ -114,7 +131,7 @@ def _summaries(summaries: Sequence[Summary]) -> str:
         if rows:
             name = "mixed (all)" if group == "all" else group
             text += f"<details><summary>{name} prompts, ms</summary>"
-            text += _table(["architecture", "load", "figure", "n", *_WORDS], rows) + "</details>"
+            text += _table(["architecture", "load", "figure", "n", *SHARES], rows) + "</details>"
     return text
 
 
@@ -140,7 +157,8 @@ def _tail(report: Report) -> str:
         )  # fmt: skip
     settings = {**setup.settings, **setup.machine, "created": setup.created,
                 "trace": setup.trace.name, "trace digest": setup.trace.digest,
-                "notes": "; ".join(setup.trace.notes)}  # fmt: skip
+                "notes": "; ".join(setup.trace.notes),
+                "energy": report.replays[0].energy.source}  # fmt: skip
     text += "<h2>Settings</h2>" + _table(["", ""], settings.items())
     first = next(iter(setup.architectures.values()))
     text += _table(

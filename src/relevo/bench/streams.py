@@ -11,12 +11,13 @@ from typing import Any
 @dataclass
 class StreamSeen:
     """`counts`: tokens of each chunk that carried any, beside its arrival in ns. `finished`: a
-    finish reason came."""
+    finish reason came; `counted`: the counts are the server's own, or add up to its."""
 
     id: str = ""
     arrivals_ns: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     finished: bool = False
+    counted: bool = True
     error: str = ""
 
 
@@ -33,11 +34,12 @@ def read_stream(lines: Sequence[tuple[int, bytes]]) -> StreamSeen:
             break
         try:
             chunk = json.loads(content)
-        except json.JSONDecodeError:
+        except ValueError:
             seen.error = f"a chunk is not JSON: {content[:80]!r}"
             return seen
-        if "error" in chunk:
-            seen.error = str(chunk["error"].get("message", chunk["error"]))
+        error = chunk.get("error")
+        if error:
+            seen.error = str(error.get("message", error) if isinstance(error, dict) else error)
             return seen
         seen.id = seen.id or str(chunk.get("id", ""))
         usage = chunk.get("usage")
@@ -51,6 +53,7 @@ def read_stream(lines: Sequence[tuple[int, bytes]]) -> StreamSeen:
                 seen.counts.append(count)
             if choice.get("finish_reason"):
                 seen.finished = True
+    seen.counted = exact or total is not None
     if not exact and total is not None and total > sum(seen.counts) > 0:
         seen.counts = _dealt(total, len(seen.counts))
     return seen

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from relevo.bench.architectures import Architecture, EngineOptions
 from relevo.bench.client import Client, random_prompt
-from relevo.bench.energy import measured_energy
+from relevo.bench.energy import Energy, measured_energy
 from relevo.bench.load import Target
 from relevo.bench.load_process import run_load
 from relevo.bench.metrics import validity
@@ -30,11 +30,13 @@ WARM_TOKENS = 8
 @dataclass(frozen=True)
 class Bench:
     """The same for all subjects of a comparison. `model`: what is started; `client_cores`: the load
-    generator's, none: it shares with everyone."""
+    generator's, none: it shares with everyone; `salt`: of this comparison's prompts, so that
+    servers that outlive it know none of the next one's."""
 
     model: ModelSource | None
     options: EngineOptions
     vocabulary: int
+    salt: int
     client_cores: tuple[int, ...] = ()
     power_csv: Path | None = None
 
@@ -49,13 +51,13 @@ class Running:
     pids: dict[str, int] = field(default_factory=dict)
 
     def warm(self, prompt_tokens: int, requests: int, seed: int) -> None:
-        """So many requests at once; each worker has then run prompts of about this length."""
+        """So many requests at once, of about this length. Raises RequestFailed."""
 
         async def ask() -> None:
             client = Client(self.target.url, self.target.model)
             try:
                 prompts = (
-                    random_prompt(prompt_tokens, seed * 1000 + i, self.target.vocabulary)
+                    random_prompt(prompt_tokens, self.seed(seed + i), self.target.vocabulary)
                     for i in range(requests)
                 )
                 await asyncio.gather(*(client.stream(p, WARM_TOKENS) for p in prompts))
@@ -64,7 +66,14 @@ class Running:
 
         asyncio.run(ask())
 
-    def replay(self, trace: Trace, round: int, load: float, kill: Kill | None = None) -> Replay:
+    def seed(self, number: int) -> int:
+        """Of a prompt that is not the trace's."""
+        return self.bench.salt * 1_000_000 + number
+
+    def replay(
+        self, trace: Trace, round: int, load: float, salt: int, kill: Kill | None = None
+    ) -> Replay:
+        """`salt`: another for each replay whose prompts have to be new to the server."""
         before = {name: cpu_seconds(pid) for name, pid in self.pids.items()}
         with measured_energy(self.bench.power_csv) as energy:
 
@@ -73,7 +82,9 @@ class Running:
                 if kill is not None:
                     kill.poll(elapsed_s)
 
-            run = run_load(self.target, trace, self.bench.client_cores, round, poll)
+            run = run_load(
+                self.target, trace, self.bench.client_cores, self.bench.salt + salt, poll
+            )
         alive = {n: pid for n, pid in self.pids.items() if kill is None or n != kill.name}
         model = self.bench.model
         files = (model.path, model.cache) if model else ()
@@ -86,7 +97,7 @@ class Running:
             digest=run.digest,
             processes=tuple(use_of(name, pid, before[name]) for name, pid in alive.items()),
             duplicated_mib=duplicated_mib(alive.values(), files),
-            energy=energy.result(),
+            energy=energy.result() if self.pids else Energy(None, "unavailable (not started here)"),
         )
 
 

@@ -11,18 +11,22 @@ from relevo.bench.rows import ServerFigures
 
 KEPT = 1000  # requests whose timelines the router keeps
 LIMIT_S = 5.0
+GIVE_UP = 5
 
 
 async def fetch_figures(
     session: aiohttp.ClientSession, url: str, ids: Sequence[str]
 ) -> dict[str, ServerFigures]:
-    """By id, of the last requests, as many as the router keeps; of none where it has none."""
+    """By id, of the last requests, as many as the router keeps; of none where the first few are
+    not known."""
     found: dict[str, ServerFigures] = {}
+    unknown = 0
     for id in [id for id in ids if id][-KEPT:]:
         timeline = await _get(session, f"{url}/v1/requests/{id}/timeline")
-        if timeline is None:
+        if timeline is not None:
+            found[id] = server_figures(timeline)
+        elif not found and (unknown := unknown + 1) == GIVE_UP:
             break
-        found[id] = server_figures(timeline)
     return found
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -72,13 +72,21 @@ class Trace(msgspec.Struct, frozen=True):
                 f"{len(self.arrivals)} in {self.span_s:g} s",
             )  # fmt: skip
         span = min(end_s, self.span_s) - begin_s
-        return self._with([_moved(a, a.at_s - begin_s) for a in kept], span_s=span)
+        note = f"from {begin_s:g} to {begin_s + span:g} s"
+        return self._with([_moved(a, a.at_s - begin_s) for a in kept], note, span_s=span)
+
+    def opening(self, seconds: float, least: int) -> Trace:
+        """The first seconds, or as long as it takes until this many requests have arrived."""
+        if self.concurrency:
+            return self._with(self.arrivals[:least])
+        enough = self.arrivals[min(least, len(self.arrivals)) - 1].at_s + 1e-6
+        return self.window(0, max(seconds, enough))
 
     def scaled_rate(self, factor: float) -> Trace:
         """`factor` times as many requests per second: times are divided."""
         check_positive("rate-scale", factor)
         arrivals = [_moved(a, a.at_s / factor) for a in self.arrivals]
-        return self._with(arrivals, span_s=self.span_s / factor)
+        return self._with(arrivals, f"rate times {factor:g}", span_s=self.span_s / factor)
 
     def thinned(self, share: float, seed: int) -> Trace:
         """Keeps this share of the requests at their times, drawn by seed."""
@@ -88,12 +96,12 @@ class Trace(msgspec.Struct, frozen=True):
         kept = [a for a in self.arrivals if draw.random() < share]
         if not kept:
             raise ConfigError("keep", f"{share:g} of {len(self.arrivals)} requests leaves none")
-        return self._with(kept)
+        return self._with(kept, f"{share:.3g} of the requests, seed {seed}")
 
     def scaled_lengths(self, factor: float) -> Trace:
         """Prompts and answers `factor` times as long; equal beginnings stay equal."""
         check_positive("length-scale", factor)
-        return self._with(
+        arrivals = (
             Arrival(
                 a.at_s,
                 tuple(Segment(s.seed, _scaled(s.tokens, factor)) for s in a.prompt),
@@ -101,6 +109,7 @@ class Trace(msgspec.Struct, frozen=True):
             )
             for a in self.arrivals
         )
+        return self._with(arrivals, f"lengths times {factor:g}")
 
     def fitted(self, context: int) -> Trace:
         """Cut to what a model of this context can take: answers to half of it, then the prompts'
@@ -108,7 +117,7 @@ class Trace(msgspec.Struct, frozen=True):
         fitted = [_fit(a, context) for a in self.arrivals]
         cut = sum(a != b for a, b in zip(fitted, self.arrivals, strict=True))
         note = f"{cut} of {len(fitted)} requests cut to a context of {context} tokens"
-        return self._with(fitted, notes=(*self.notes, note) if cut else self.notes)
+        return self._with(fitted, note if cut else "")
 
     def jittered(self, most_s: float, seed: int) -> Trace:
         """Each arrival up to `most_s` later, drawn by seed: for traces whose times are coarse."""
@@ -116,23 +125,19 @@ class Trace(msgspec.Struct, frozen=True):
         moved = [_moved(a, a.at_s + draw.uniform(0, most_s)) for a in self.arrivals]
         return self._with(
             sorted(moved, key=lambda a: a.at_s),
+            f"arrivals moved by up to {most_s:g} s, seed {seed}",
             span_s=self.span_s + most_s,
-            notes=(*self.notes, f"arrivals moved by up to {most_s:g} s, seed {seed}"),
         )
 
     def _with(
-        self,
-        arrivals: Iterable[Arrival],
-        *,
-        span_s: float | None = None,
-        notes: Sequence[str] | None = None,
+        self, arrivals: Iterable[Arrival], note: str = "", *, span_s: float | None = None
     ) -> Trace:
         return Trace(
             self.name,
             tuple(arrivals),
             self.span_s if span_s is None else span_s,
             self.concurrency,
-            self.notes if notes is None else tuple(notes),
+            (*self.notes, note) if note else self.notes,
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from relevo.bench.trace import Arrival, Segment, Trace
-from relevo.bench.workloads import Process, poisson, start_conversations
+from relevo.bench.workloads import Process, start_conversations
 from relevo.errors import ConfigError
 
 MOONCAKE_BLOCK = 512  # tokens that a hash id stands for
@@ -26,10 +26,10 @@ _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 
 
-def read_trace(path: Path, count_tokens: TokenCounter, starts: Process | None = None) -> Trace:
+def read_trace(path: Path, count_tokens: TokenCounter, starts: Process, seed: int = 0) -> Trace:
     """The format is seen from the content. `count_tokens` measures texts, and `starts` says when
-    conversations begin (default: one a second, Poisson), for files that have neither lengths nor
-    times. Raises ConfigError naming file, line and reason."""
+    conversations begin, by `seed`, for files that have neither lengths nor times. Raises
+    ConfigError naming file, line and reason."""
     try:
         with path.open(encoding="utf-8-sig", newline=None) as file:
             text = file.read()
@@ -46,7 +46,8 @@ def read_trace(path: Path, count_tokens: TokenCounter, starts: Process | None = 
         return _table(path, text)
     if stripped[0] == "{" and '"hash_ids"' in stripped.partition("\n")[0]:
         return _mooncake(path, text)
-    return _conversations(path, text, count_tokens, starts or poisson(1.0))
+    turns = _conversations(path, text, count_tokens)
+    return start_conversations(f"conversations:{path.stem}", turns, starts, seed)
 
 
 def _own(path: Path, text: str) -> Trace:
@@ -197,15 +198,15 @@ def _json(path: Path, line: int, text: str) -> Any:
         _refuse(path, line + error.lineno - 1, f"not valid JSON: {error.msg}; truncated?")
 
 
-def _conversations(path: Path, text: str, count: TokenCounter, starts: Process) -> Trace:
-    """Each answer of a conversation is a request whose prompt is all that was said before it."""
+def _conversations(path: Path, text: str, count: TokenCounter) -> list[list[tuple[int, int]]]:
+    """Of each its turns, as `_turn` has them."""
     turns: list[list[tuple[int, int]]] = []
     for line, item in _items(path, text):
         said = item.get("conversations", item.get("messages")) if isinstance(item, dict) else None
         if not isinstance(said, list):
             _refuse(path, line, "neither 'conversations' nor 'messages' with a list")
         turns.append([_turn(path, line, turn, count) for turn in said])
-    return start_conversations(f"conversations:{path.stem}", turns, starts)
+    return turns
 
 
 def _turn(path: Path, line: int, turn: object, count: TokenCounter) -> tuple[int, int]:

@@ -1,8 +1,9 @@
 """Whether disaggregation pays: pure arithmetic over the replays of both sides.
 
-The best architecture of each side is taken: the most requests within budgets, then the least
-latency. Two measures are looked at: the attainment of the budgets, and the latency, the mean over
-requests of ln E2E; how their differences are judged is in `differences`.
+The best architecture of each side is taken: of those whose attainment of the budgets is within a
+margin of the side's highest, the one of least latency. Two differences between them are looked at:
+of attainment, and of latency, the mean over requests of ln E2E; how they are judged is in
+`differences`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from relevo.bench.differences import Difference, attainment_table, difference, latency_table
+from relevo.bench.differences import Difference, attained, judged, latencies
 from relevo.bench.metrics import Budgets, attainment
 from relevo.bench.rows import LoadRun
 
@@ -42,42 +43,42 @@ def judge(
     if invalid:
         return Verdict(INVALID, "", "the runs are invalid: " + "; ".join(invalid), (), "", "")
     best_c, best_d = best(colocated, budgets), best(disaggregated, budgets)
-    runs = {**colocated, **disaggregated}
-    attained = difference(
-        "attainment", attainment_table(runs, budgets), best_d, best_c, ATTAINMENT_MARGIN
-    )
-    latency = difference("latency", latency_table(runs), best_d, best_c, LATENCY_MARGIN)
-    both = (attained, latency)
-    if attained.shown:
-        kind, why = (ADOPT if attained.value > 0 else STAY), "more requests meet the budgets"
+    pair = disaggregated[best_d], colocated[best_c]
+    attainments = judged("attainment", attained(*pair, budgets), ATTAINMENT_MARGIN)
+    latency = judged("latency", latencies(*pair), LATENCY_MARGIN)
+    both = (attainments, latency)
+    if attainments.shown:
+        kind, why = (ADOPT if attainments.value > 0 else STAY), "more requests meet the budgets"
     elif latency.shown:
         kind, why = (ADOPT if latency.value < 0 else STAY), "answers come sooner"
     else:
         return Verdict(NONE, "", _no_difference(both), both, best_c, best_d)
     better, other = (best_d, best_c) if kind == ADOPT else (best_c, best_d)
     say = "adopt disaggregation" if kind == ADOPT else "stay co-located"
-    found = attained if attained.shown else latency
+    found = attainments if attainments.shown else latency
     text = f"{say}: {better}; {why} than with {other} (disaggregated: {found.in_words})"
     return Verdict(kind, better, text, both, best_c, best_d)
 
 
 def _no_difference(differences: Sequence[Difference]) -> str:
     text = "no difference that these runs can show"
-    attained, latency = (d.detectable for d in differences)
-    if attained is None or latency is None:
+    attainments, latency = (d.detectable for d in differences)
+    if attainments is None:
         return text + "; one round shows none, whatever its size"
-    return (
-        f"{text}; they would have shown {attained * 100:.1f} points of attainment or "
-        f"{math.expm1(latency) * 100:.0f} % of latency"
+    text += (
+        f"; they would have shown one measured above {attainments * 100:.1f} points of attainment"
     )
+    return text if latency is None else f"{text} or {math.expm1(latency) * 100:.0f} % of latency"
 
 
 def best(runs: Mapping[str, Sequence[LoadRun]], budgets: Budgets) -> str:
-    """The most requests within budgets; then the least mean of ln E2E."""
+    """Of those within the margin of the highest attainment, the one of the least mean ln E2E."""
+    rows = {name: [row for run in mine for row in run.rows] for name, mine in runs.items()}
+    attainments = {name: attainment(mine, budgets) for name, mine in rows.items()}
+    highest = max(attainments.values())
 
-    def rank(name: str) -> tuple[float, float]:
-        rows = [row for run in runs[name] for row in run.rows]
-        logs = [math.log(row.e2e_ms) for row in rows if row.ok and row.e2e_ms]
-        return -attainment(rows, budgets), sum(logs) / len(logs) if logs else math.inf
+    def latency(name: str) -> float:
+        logs = [math.log(row.e2e_ms) for row in rows[name] if row.ok and row.e2e_ms]
+        return sum(logs) / len(logs) if logs else math.inf
 
-    return min(runs, key=rank)
+    return min((n for n in runs if attainments[n] >= highest - ATTAINMENT_MARGIN), key=latency)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from relevo.bench.trace import Arrival, Segment, Trace, check_positive
 from relevo.errors import ConfigError
@@ -14,6 +13,7 @@ THINK_S = 4.0  # mean pause of a person between an answer's expected end and the
 _ANSWER_S_PER_TOKEN = 0.03  # how long an answer is expected to take, for the next turn's arrival
 _SHARED_SEED = 1 << 56
 _OWN_SEED = 1 << 52
+_CHAT_TURNS = 4  # on average
 Process = Callable[[random.Random], Iterator[float]]
 Lengths = Callable[[random.Random, int], tuple[tuple[Segment, ...], int]]
 
@@ -36,14 +36,6 @@ def bursty(rate: float, cv: float) -> Process:
             yield at
 
     return times
-
-
-@dataclass(frozen=True)
-class Workload:
-    """`lengths` draws one request; `text` is for people."""
-
-    text: str
-    lengths: Lengths
 
 
 def _own(index: int, tokens: int) -> Segment:
@@ -80,32 +72,37 @@ def _streams(draw: random.Random, index: int) -> tuple[tuple[Segment, ...], int]
     return (_own(index, draw.randint(32, 64)),), draw.randint(60, 90)
 
 
-WORKLOADS = {
-    "short": Workload("prompts of 16 to 128 tokens, answers of 16 to 64", _short),
-    "long": Workload("prompts of 1,000 to 1,500 tokens, answers of 16 to 64", _long),
-    "mixed": Workload("four short to one long", _mixed),
-    "rag": Workload(
-        "prompts of 1,000 to 1,600 tokens, the first 128 alike; answers up to 24", _rag
-    ),
-    "streams": Workload("answers of 60 to 90 tokens beside prompts of 1,300 to 1,500", _streams),
-    "chat": Workload("conversations of 2 to 6 turns, each with all that was said before", _short),
+# Chat's lengths are those of its turns.
+WORKLOADS: dict[str, Lengths | None] = {
+    "short": _short,
+    "long": _long,
+    "mixed": _mixed,
+    "rag": _rag,
+    "streams": _streams,
+    "chat": None,
 }
 
 
 def make_workload(name: str, process: Process, span_s: float, seed: int) -> Trace:
     """An open loop: requests arrive whether or not others are done. Raises ConfigError."""
     check_positive("duration", span_s)
-    workload = _workload(name)
+    lengths_of = _lengths_of(name)
     draw = random.Random(f"{name}/{seed}")
-    if name == "chat":
-        begins = sum(1 for _ in itertools.takewhile(lambda at: at < span_s, process(draw)))
+    if lengths_of is None:
+
+        def starts(chance: random.Random) -> Iterator[float]:
+            return itertools.islice(
+                process(chance), 0, None, _CHAT_TURNS
+            )  # the rate is of requests
+
+        begins = sum(1 for _ in itertools.takewhile(lambda at: at < span_s, starts(draw)))
         turns = [_chat(draw, index) for index in range(begins)]
-        trace = start_conversations("chat", turns, process, seed)
+        trace = start_conversations("chat", turns, starts, seed)
         return trace.window(0, span_s) if trace.span_s > span_s else trace
     times = itertools.takewhile(lambda at: at < span_s, process(draw))
     lengths = random.Random(f"{name}/{seed}/lengths")
     arrivals = tuple(
-        Arrival(round(at, 6), *workload.lengths(lengths, index)) for index, at in enumerate(times)
+        Arrival(round(at, 6), *lengths_of(lengths, index)) for index, at in enumerate(times)
     )
     if not arrivals:
         raise ConfigError("rate", f"no request arrives within {span_s:g} s")
@@ -114,17 +111,17 @@ def make_workload(name: str, process: Process, span_s: float, seed: int) -> Trac
 
 def make_closed_loop(name: str, concurrency: int, requests: int, seed: int) -> Trace:
     """`concurrency` requests at once, the next when one is done. Raises ConfigError."""
-    workload = _workload(name)
-    if name == "chat":
+    lengths_of = _lengths_of(name)
+    if lengths_of is None:
         raise ConfigError("concurrency", "chat has its own pace; give a rate")
     if concurrency < 1 or requests < 1:
         raise ConfigError("concurrency", f"{concurrency} at once of {requests} is less than one")
     lengths = random.Random(f"{name}/{seed}/lengths")
-    drawn = (workload.lengths(lengths, index) for index in range(requests))
+    drawn = (lengths_of(lengths, index) for index in range(requests))
     return Trace(name, tuple(Arrival(0.0, *d) for d in drawn), 1.0, concurrency)
 
 
-def _workload(name: str) -> Workload:
+def _lengths_of(name: str) -> Lengths | None:
     if name not in WORKLOADS:
         raise ConfigError("workload", f"{name!r} is none of {', '.join(WORKLOADS)}")
     return WORKLOADS[name]
@@ -132,7 +129,7 @@ def _workload(name: str) -> Workload:
 
 def _chat(draw: random.Random, index: int) -> list[tuple[int, int]]:
     turns: list[tuple[int, int]] = [(_SHARED_SEED, 48)]  # the system prompt
-    for turn in range(draw.randint(2, 6)):
+    for turn in range(draw.randint(_CHAT_TURNS - 2, _CHAT_TURNS + 2)):
         seed = _OWN_SEED + index * 64 + turn * 2
         turns += [(seed, draw.randint(16, 96)), (seed + 1, -draw.randint(16, 64))]
     return turns

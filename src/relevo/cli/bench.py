@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import sys
 from collections.abc import Callable
 
 from relevo.bench.calibrate import Pace, rate_for
 from relevo.bench.compare import Comparison, Plan
 from relevo.bench.energy import read_power_csv
+from relevo.bench.prompts import DEFAULT_VOCABULARY
 from relevo.bench.report import Report, load_report
 from relevo.bench.trace import Trace
 from relevo.bench.workloads import bursty, make_closed_loop, make_workload
 from relevo.errors import ConfigError
 from relevo.launch.model_source import ModelSource, resolve_model
 
-QUICK_S, FULL_S = 10.0, 60.0
-QUICK_ROUNDS, FULL_ROUNDS = 3, 4
+QUICK_S, FULL_S = 8.0, 60.0
+QUICK_ROUNDS, FULL_ROUNDS = 4, 4
 QUICK_PROBE_S, FULL_PROBE_S = 6.0, 20.0
 FULL_LOADS = (0.5, 1.5)
+LOOP_REQUESTS = 100
 _DRAFT_RATE = 20.0  # enough requests to see what one costs, before there is a rate
 
 
@@ -108,6 +111,7 @@ def _source(
 ) -> Callable[[TracePace | None], Trace]:
     """What makes the trace, once there is a pace to set its rate by where the options leave that
     open. Reads or drafts it at once, so that what is wrong is said before anything starts."""
+    _check_source(options)
     if options.trace is not None:
         recorded = _from_file(options, model)
 
@@ -120,7 +124,7 @@ def _source(
         return thinned
     if options.concurrency is not None:
         loop = make_closed_loop(
-            options.workload, options.concurrency, options.requests, options.seed
+            options.workload, options.concurrency, options.requests or LOOP_REQUESTS, options.seed
         ).scaled_lengths(options.length_scale)
         return lambda pace: loop
 
@@ -139,19 +143,33 @@ def _source(
     return paced
 
 
+def _check_source(options: argparse.Namespace) -> None:
+    """Refuses what would be ignored. Raises ConfigError."""
+    recorded = options.trace is not None
+    for key in ("window", "rate_scale", "keep", "jitter"):
+        if getattr(options, key) is not None and not recorded:
+            raise ConfigError(key.replace("_", "-"), "only with --trace")
+    if options.concurrency is not None and (recorded or options.rate or options.duration):
+        raise ConfigError("concurrency", "a closed loop has --requests; no trace, rate, duration")
+    if options.requests is not None and options.concurrency is None:
+        raise ConfigError("requests", "only with --concurrency")
+
+
 def _from_file(options: argparse.Namespace, model: ModelSource | None) -> Trace:
     from relevo.bench.trace_files import read_trace
 
-    starts = bursty(options.rate, options.cv) if options.rate else None
-    trace = read_trace(options.trace, _token_counter(model), starts)
+    starts = bursty(options.rate or 1.0, options.cv)
+    trace = read_trace(options.trace, _token_counter(model), starts, options.seed)
     if options.window is not None:
         trace = trace.window(*options.window)
+    if options.rate_scale is not None:
+        trace = trace.scaled_rate(options.rate_scale)
+    if options.duration is not None and options.duration < trace.span_s:
+        trace = trace.window(0, options.duration)
     if options.keep is not None:
         trace = trace.thinned(options.keep, options.seed)
-    if options.jitter:
+    if options.jitter is not None:
         trace = trace.jittered(options.jitter, options.seed)
-    if options.rate_scale != 1:
-        trace = trace.scaled_rate(options.rate_scale)
     return trace if options.length_scale == 1 else trace.scaled_lengths(options.length_scale)
 
 
@@ -184,7 +202,8 @@ def _compare(options: argparse.Namespace) -> int:
     if not 0 < options.utilisation <= 2:
         raise ConfigError("utilisation", f"{options.utilisation:g} is not above 0 and at most 2")
     quick = options.quick
-    options.duration = options.duration or (QUICK_S if quick else FULL_S)
+    if options.duration is None and options.concurrency is None:
+        options.duration = QUICK_S if quick else FULL_S
     setting = _Endpoints(options) if options.url else _Started(options)
     source = _source(options, setting.model)
     if options.power_csv is not None:
@@ -206,8 +225,9 @@ def _compare(options: argparse.Namespace) -> int:
         itl_p99_ms=options.itl_p99_ms,
         loads=() if quick else FULL_LOADS,
         recovery=not quick and not options.no_recovery,
+        settings=_settings(options),
     )
-    report = setting.compare(Comparison(setting.bench, plan))
+    report = setting.compare(Comparison(setting.bench, plan, setting.devices))
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "report.json").write_bytes(report.to_bytes())
@@ -217,6 +237,20 @@ def _compare(options: argparse.Namespace) -> int:
     else:
         print_report(report)
     return 0 if report.valid else 1
+
+
+def _settings(options: argparse.Namespace) -> dict[str, str | int | float | bool | None]:
+    """As given, for the report. Where servers are given, engine options are not theirs."""
+    left_out = {"command", "bench", "json", "out", "rounds", "devices"}
+    if options.url:
+        left_out |= {"model", "architectures", "engine", "vllm_arguments", "dtype", "kv_memory",
+                     "transport", "faults"}  # fmt: skip
+    plain = (str, int, float, bool, type(None))
+    return {
+        name: value if isinstance(value, plain) else str(value)
+        for name, value in vars(options).items()
+        if name not in left_out
+    }
 
 
 class _Started:
@@ -248,12 +282,19 @@ class _Started:
             handoff_faults=options.faults,
         )
         vocabulary = load_tokenizer(self.model.path, self.model.cache).vocabulary
-        self.bench = Bench(self.model, engine, vocabulary, options.client_cores, options.power_csv)
+        self.bench = Bench(
+            self.model, engine, vocabulary, _salt(), options.client_cores, options.power_csv
+        )
         self.devices = len(self._devices.cores)
         self.context: int | None = None  # seen when one runs
 
     def compare(self, comparison: Comparison) -> Report:
         return comparison.run(self._devices, self._forms)
+
+
+def _salt() -> int:
+    """Of this comparison; replays add up to some hundreds to it."""
+    return secrets.randbelow(1 << 20) * 1000
 
 
 class _Endpoints:
@@ -277,13 +318,20 @@ class _Endpoints:
             found = discover(url, None)
             self._subjects.append(Endpoint(name, side, found.url, found.model))
             contexts.append(found.context)
+        models = [subject.model for subject in self._subjects]
+        if models[0] != models[1]:
+            raise ConfigError("url", f"the servers have different models: {' and '.join(models)}")
         if self._subjects[0].name == self._subjects[1].name:
             raise ConfigError("url", f"both are called {self._subjects[0].name!r}")
         known = [context for context in contexts if context is not None]
         self.context = min(known) if known else None
-        vocabulary = 30_000
         self.bench = Bench(
-            None, EngineOptions(), vocabulary, options.client_cores, options.power_csv
+            None,
+            EngineOptions(),
+            DEFAULT_VOCABULARY,
+            _salt(),
+            options.client_cores,
+            options.power_csv,
         )
 
     def compare(self, comparison: Comparison) -> Report:

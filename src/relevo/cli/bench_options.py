@@ -78,13 +78,15 @@ def _workload(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--concurrency", type=positive, default=None, help="a closed loop of so many"
     )
-    group.add_argument("--requests", type=positive, default=100, help="of a closed loop")
+    group.add_argument("--requests", type=positive, default=None, help="of a closed loop (100)")
     group.add_argument("--seed", type=int, default=0, help="of all that is drawn (default: 0)")
     group.add_argument("--window", type=_window, default=None, metavar="BEGIN:END", help="seconds")
-    group.add_argument("--rate-scale", type=float, default=1.0, help="a trace, this much faster")
+    group.add_argument("--rate-scale", type=float, default=None, help="a trace, this much faster")
     group.add_argument("--length-scale", type=float, default=1.0, help="lengths times this")
     group.add_argument("--keep", type=float, default=None, help="this share of a trace's requests")
-    group.add_argument("--jitter", type=float, default=0.0, help="move arrivals by up to so many s")
+    group.add_argument(
+        "--jitter", type=float, default=None, help="move arrivals by up to so many s"
+    )
 
 
 def _load(parser: argparse.ArgumentParser) -> None:
