@@ -110,3 +110,18 @@ def test_failed_writes_are_counted_by_kind_and_none_stays_in_flight(transport):
     assert errors["write:EIO"] > 0
     assert pair.source.engine.in_flight == 0
     pair.stop()
+
+
+def test_a_slow_link_takes_as_long_as_its_pace_says(transport):
+    """No less; how much more is the machine's affair."""
+    size = LAYERS * PAGES * PAGE
+    pair = FaultyPair(transport, f"rate={size / 1e6 / 0.2}")  # all of it in 0.2 s
+    pair.source.pool[:] = 5
+    pair.target.engine.arm(5, 1, LAYERS * PAGES)
+    pair.source.engine.open_handoff(1)
+    begin = time.monotonic()
+    pair.step(push(1, pair.link, layered=SCATTERED))
+    pair.target.counter()
+    assert time.monotonic() - begin >= 0.19
+    assert (pair.target.pool == 5).all()
+    pair.stop()
