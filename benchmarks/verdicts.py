@@ -22,7 +22,7 @@ from relevo.bench.compare import Comparison, Plan
 from relevo.bench.report import Report
 from relevo.bench.report_html import write_html
 from relevo.bench.subjects import Bench, Endpoint
-from relevo.bench.workloads import make_workload, poisson
+from relevo.bench.workloads import Process, make_workload
 from relevo.launch.demo_model import DEMO_MODEL
 from relevo.launch.local import LocalDeployment
 from relevo.launch.model_source import resolve_model
@@ -36,9 +36,9 @@ SLOW_LINK = "rate=8"  # MB/s; KV is computed at about 20
 
 def plan(workload: str, devices: int, utilisation: float, **budgets: float) -> Plan:
     def trace(pace):
-        draft = make_workload(workload, poisson(20), 60, 0)
+        draft = make_workload(workload, Process(20), 60, 0)
         rate = rate_for(draft, pace, devices, utilisation)
-        return make_workload(workload, poisson(rate), SPAN_S, 0).fitted(pace.context)
+        return make_workload(workload, Process(rate), SPAN_S, 0).fitted(pace.context)
 
     return Plan(
         quick=True, rounds=4, probe_s=6, interference_prompts=2, trace=trace, **budgets
@@ -58,7 +58,7 @@ def planted(kind: str) -> Report:
     if kind == "one-device":
         forms = ("replicas-whole", "replicas-chunked", "disaggregated")
     wanted = {
-        "yes": plan("streams", 2, 0.6, ttft_ms=8000),
+        "yes": plan("streams", 2, 1.0, ttft_ms=8000),
         "short": plan("short", 2, 0.1),
         "link": plan("mixed", 2, 0.3),
         "one-device": plan("mixed", 1, 0.3),
@@ -82,9 +82,9 @@ def like_with_like(slower: str, seed: int) -> Report:
         ]
 
         def trace(pace):
-            draft = make_workload("short", poisson(20), 60, 0)
+            draft = make_workload("short", Process(20), 60, 0)
             rate = rate_for(draft, pace, 2, 0.4)
-            return make_workload("short", poisson(rate), SHORT_SPAN_S, seed)
+            return make_workload("short", Process(rate), SHORT_SPAN_S, seed)
 
         wanted = Plan(
             quick=True, rounds=SHORT_ROUNDS, probe_s=1, interference_prompts=1, trace=trace

@@ -12,9 +12,9 @@ from relevo.bench.processes import ProcessUse
 from relevo.bench.recovery import recovery_of
 from relevo.bench.report import Replay, Setup, Tuning
 from relevo.bench.rows import LoadRun, RequestRow, ServerFigures
-from relevo.bench.workloads import make_workload, poisson
+from relevo.bench.workloads import Process, make_workload
 
-TRACE = make_workload("mixed", poisson(3), 10, 1)
+TRACE = make_workload("mixed", Process(3), 10, 1)
 BUDGETS = Budgets(ttft_ms=400, tpot_ms=30, itl_p99_ms=60)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from relevo.bench.trace import Segment
 from relevo.bench.trace_files import read_trace
-from relevo.bench.workloads import bursty
+from relevo.bench.workloads import Process
 from relevo.errors import ConfigError
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -42,7 +42,7 @@ def words(text):
 def read(tmp_path, content, name="trace.csv", **options):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return read_trace(path, words, bursty(1.0, 0.0), **options)
+    return read_trace(path, words, Process(1.0, 0.0), **options)
 
 
 def lines(rows):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from relevo.bench.trace import Arrival, Segment, Trace, check_positive
 from relevo.errors import ConfigError
@@ -14,28 +15,35 @@ _ANSWER_S_PER_TOKEN = 0.03  # how long an answer is expected to take, for the ne
 _SHARED_SEED = 1 << 56
 _OWN_SEED = 1 << 52
 _CHAT_TURNS = 4  # on average
-Process = Callable[[random.Random], Iterator[float]]
 Lengths = Callable[[random.Random, int], tuple[tuple[Segment, ...], int]]
 
 
-def poisson(rate: float) -> Process:
-    """Times of arrival at `rate` per second."""
-    return bursty(rate, 1.0)
+@dataclass(frozen=True)
+class Process:
+    """Gamma-distributed gaps: `rate` requests per second, `cv` their coefficient of variation; 1 is
+    Poisson, 0 even. Raises ConfigError."""
 
+    rate: float
+    cv: float = 1.0
 
-def bursty(rate: float, cv: float) -> Process:
-    """Gamma-distributed gaps with this coefficient of variation: 1 is Poisson, 0 even."""
-    check_positive("rate", rate)
-    if not 0 <= cv <= 100:
-        raise ConfigError("cv", f"{cv:g} is not between 0 and 100")
+    def __post_init__(self) -> None:
+        check_positive("rate", self.rate)
+        if not 0 <= self.cv <= 100:
+            raise ConfigError("cv", f"{self.cv:g} is not between 0 and 100")
 
-    def times(draw: random.Random) -> Iterator[float]:
-        at = 0.0
-        while True:
-            at += draw.gammavariate(1 / cv**2, cv**2 / rate) if cv else 1 / rate
-            yield at
+    def gap(self, draw: random.Random) -> float:
+        shape = 1 / self.cv**2 if self.cv else 0.0
+        return draw.gammavariate(shape, 1 / (shape * self.rate)) if self.cv else 1 / self.rate
 
-    return times
+    def times(self, span_s: float, draw: random.Random) -> list[float]:
+        """As many as the rate says, so that short traces too have the load that was asked for: a
+        Poisson process that is known to bring n has its times evenly spread, which is what gaps
+        scaled to the span are."""
+        count = round(self.rate * span_s)
+        if count < 1:
+            raise ConfigError("rate", f"no request arrives within {span_s:g} s")
+        ends = list(itertools.accumulate(self.gap(draw) for _ in range(count + 1)))
+        return [round(end / ends[-1] * span_s, 6) for end in ends[:-1]]
 
 
 def _own(index: int, tokens: int) -> Segment:
@@ -66,10 +74,9 @@ def _rag(draw: random.Random, index: int) -> tuple[tuple[Segment, ...], int]:
 
 
 def _streams(draw: random.Random, index: int) -> tuple[tuple[Segment, ...], int]:
-    """Two short prompts with longer answers to each long prompt with a short one."""
-    if index % 3 == 2:
-        return (_own(index, draw.randint(1300, 1500)),), draw.randint(2, 4)
-    return (_own(index, draw.randint(32, 64)),), draw.randint(60, 90)
+    """Answers of some length; every sixth prompt is long."""
+    prompt = draw.randint(1300, 1500) if index % 6 == 5 else draw.randint(32, 64)
+    return (_own(index, prompt),), draw.randint(70, 97)
 
 
 # Chat's lengths are those of its turns.
@@ -89,24 +96,16 @@ def make_workload(name: str, process: Process, span_s: float, seed: int) -> Trac
     lengths_of = _lengths_of(name)
     draw = random.Random(f"{name}/{seed}")
     if lengths_of is None:
-
-        def starts(chance: random.Random) -> Iterator[float]:
-            return itertools.islice(
-                process(chance), 0, None, _CHAT_TURNS
-            )  # the rate is of requests
-
-        begins = sum(1 for _ in itertools.takewhile(lambda at: at < span_s, starts(draw)))
+        # The rate is that of requests, of which a conversation has several.
+        starts = Process(process.rate / _CHAT_TURNS, process.cv)
+        begins = len(starts.times(span_s, random.Random(0)))
         turns = [_chat(draw, index) for index in range(begins)]
         trace = start_conversations("chat", turns, starts, seed)
         return trace.window(0, span_s) if trace.span_s > span_s else trace
-    times = itertools.takewhile(lambda at: at < span_s, process(draw))
+    times = process.times(span_s, draw)
     lengths = random.Random(f"{name}/{seed}/lengths")
-    arrivals = tuple(
-        Arrival(round(at, 6), *lengths_of(lengths, index)) for index, at in enumerate(times)
-    )
-    if not arrivals:
-        raise ConfigError("rate", f"no request arrives within {span_s:g} s")
-    return Trace(name, arrivals, span_s)
+    arrivals = (Arrival(at, *lengths_of(lengths, index)) for index, at in enumerate(times))
+    return Trace(name, tuple(arrivals), span_s)
 
 
 def make_closed_loop(name: str, concurrency: int, requests: int, seed: int) -> Trace:
@@ -143,7 +142,9 @@ def start_conversations(
     person has thought. Raises ConfigError where there is nothing to ask."""
     draw = random.Random(f"{name}/{seed}/conversations")
     arrivals: list[Arrival] = []
-    for turns, begin in zip(conversations, starts(draw), strict=False):
+    begin = 0.0
+    for turns in conversations:
+        begin += starts.gap(draw)
         at = begin
         said: list[Segment] = []
         for turn_seed, tokens in turns:

@@ -14,7 +14,7 @@ from relevo.bench.energy import read_power_csv
 from relevo.bench.prompts import DEFAULT_VOCABULARY
 from relevo.bench.report import Report, load_report
 from relevo.bench.trace import Trace
-from relevo.bench.workloads import bursty, make_closed_loop, make_workload
+from relevo.bench.workloads import Process, make_closed_loop, make_workload
 from relevo.errors import ConfigError
 from relevo.launch.model_source import ModelSource, resolve_model
 
@@ -129,7 +129,7 @@ def _source(
         return lambda pace: loop
 
     def made(rate: float, cv: float, duration: float) -> Trace:
-        trace = make_workload(options.workload, bursty(rate, cv), duration, options.seed)
+        trace = make_workload(options.workload, Process(rate, cv), duration, options.seed)
         return trace.scaled_lengths(options.length_scale)
 
     draft = made(_DRAFT_RATE, options.cv, FULL_S)
@@ -158,7 +158,7 @@ def _check_source(options: argparse.Namespace) -> None:
 def _from_file(options: argparse.Namespace, model: ModelSource | None) -> Trace:
     from relevo.bench.trace_files import read_trace
 
-    starts = bursty(options.rate or 1.0, options.cv)
+    starts = Process(options.rate or 1.0, options.cv)
     trace = read_trace(options.trace, _token_counter(model), starts, options.seed)
     if options.window is not None:
         trace = trace.window(*options.window)
