@@ -34,11 +34,13 @@ SLOWER = "slow=0.2"
 SLOW_LINK = "rate=8"  # MB/s; KV is computed at about 20
 
 
-def plan(workload: str, devices: int, utilisation: float, **budgets: float) -> Plan:
+def plan(
+    workload: str, devices: int, utilisation: float, span_s: float = SPAN_S, **budgets: float
+) -> Plan:
     def trace(pace):
         draft = make_workload(workload, Process(20), 60, 0)
         rate = rate_for(draft, pace, devices, utilisation)
-        return make_workload(workload, Process(rate), SPAN_S, 0).fitted(pace.context)
+        return make_workload(workload, Process(rate), span_s, 0).fitted(pace.context)
 
     return Plan(
         quick=True, rounds=4, probe_s=6, interference_prompts=2, trace=trace, **budgets
@@ -58,7 +60,7 @@ def planted(kind: str) -> Report:
     if kind == "one-device":
         forms = ("replicas-whole", "replicas-chunked", "disaggregated")
     wanted = {
-        "yes": plan("streams", 2, 1.0, ttft_ms=8000),
+        "yes": plan("streams", 2, 0.75, 12.0, ttft_ms=8000),
         "short": plan("short", 2, 0.1),
         "link": plan("mixed", 2, 0.3),
         "one-device": plan("mixed", 1, 0.3),
