@@ -8,22 +8,20 @@ import secrets
 import sys
 from collections.abc import Callable
 
-from relevo.bench.calibrate import Pace, rate_for
+from relevo.bench.calibrate import Pace
 from relevo.bench.compare import Comparison, Plan
 from relevo.bench.energy import read_power_csv
 from relevo.bench.prompts import DEFAULT_VOCABULARY
 from relevo.bench.report import Report, load_report
 from relevo.bench.trace import Trace
-from relevo.bench.workloads import Process, make_closed_loop, make_workload
+from relevo.cli.bench_trace import TracePace, trace_source
 from relevo.errors import ConfigError
-from relevo.launch.model_source import ModelSource, resolve_model
+from relevo.launch.model_source import resolve_model
 
 QUICK_S, FULL_S = 8.0, 60.0
 QUICK_ROUNDS, FULL_ROUNDS = 4, 4
 QUICK_PROBE_S, FULL_PROBE_S = 6.0, 20.0
 FULL_LOADS = (0.5, 1.5)
-LOOP_REQUESTS = 100
-_DRAFT_RATE = 20.0  # enough requests to see what one costs, before there is a rate
 
 
 def run_benchmark(options: argparse.Namespace) -> int:
@@ -89,7 +87,7 @@ def _load(options: argparse.Namespace) -> int:
 
     if options.cores:
         os.sched_setaffinity(0, options.cores)
-    trace = _source(options, None)(None)
+    trace = trace_source(options, None)(None)
     found = discover(options.url, options.model)
     target = Target(found.url, found.model, options.vocabulary)
     if found.context is not None:
@@ -106,95 +104,6 @@ def _given_budgets(options: argparse.Namespace) -> tuple[float | None, ...]:
     return options.ttft_ms, options.tpot_ms, options.itl_p99_ms
 
 
-def _source(
-    options: argparse.Namespace, model: ModelSource | None
-) -> Callable[[TracePace | None], Trace]:
-    """What makes the trace, once there is a pace to set its rate by where the options leave that
-    open. Reads or drafts it at once, so that what is wrong is said before anything starts."""
-    _check_source(options)
-    if options.trace is not None:
-        recorded = _from_file(options, model)
-
-        def thinned(pace: TracePace | None) -> Trace:
-            if options.keep is not None or pace is None or recorded.concurrency is not None:
-                return recorded
-            share = pace.rate(recorded) / recorded.rate
-            return recorded if share >= 1 else recorded.thinned(share, options.seed)
-
-        return thinned
-    if options.concurrency is not None:
-        loop = make_closed_loop(
-            options.workload, options.concurrency, options.requests or LOOP_REQUESTS, options.seed
-        ).scaled_lengths(options.length_scale)
-        return lambda pace: loop
-
-    def made(rate: float, cv: float, duration: float) -> Trace:
-        trace = make_workload(options.workload, Process(rate, cv), duration, options.seed)
-        return trace.scaled_lengths(options.length_scale)
-
-    draft = made(_DRAFT_RATE, options.cv, FULL_S)
-
-    def paced(pace: TracePace | None) -> Trace:
-        if options.rate is None and pace is None:
-            raise ConfigError("rate", "say how many requests a second, or --concurrency")
-        rate = options.rate or (pace.rate(draft) if pace else 0.0)
-        return made(rate, options.cv, options.duration or FULL_S)
-
-    return paced
-
-
-def _check_source(options: argparse.Namespace) -> None:
-    """Refuses what would be ignored. Raises ConfigError."""
-    recorded = options.trace is not None
-    for key in ("window", "rate_scale", "keep", "jitter"):
-        if getattr(options, key) is not None and not recorded:
-            raise ConfigError(key.replace("_", "-"), "only with --trace")
-    if options.concurrency is not None and (recorded or options.rate or options.duration):
-        raise ConfigError("concurrency", "a closed loop has --requests; no trace, rate, duration")
-    if options.requests is not None and options.concurrency is None:
-        raise ConfigError("requests", "only with --concurrency")
-
-
-def _from_file(options: argparse.Namespace, model: ModelSource | None) -> Trace:
-    from relevo.bench.trace_files import read_trace
-
-    starts = Process(options.rate or 1.0, options.cv)
-    trace = read_trace(options.trace, _token_counter(model), starts, options.seed)
-    if options.window is not None:
-        trace = trace.window(*options.window)
-    if options.rate_scale is not None:
-        trace = trace.scaled_rate(options.rate_scale)
-    if options.duration is not None and options.duration < trace.span_s:
-        trace = trace.window(0, options.duration)
-    if options.keep is not None:
-        trace = trace.thinned(options.keep, options.seed)
-    if options.jitter is not None:
-        trace = trace.jittered(options.jitter, options.seed)
-    return trace if options.length_scale == 1 else trace.scaled_lengths(options.length_scale)
-
-
-def _token_counter(model: ModelSource | None) -> Callable[[str], int]:
-    """By the model's tokenizer; four characters a token where there is none."""
-    if model is None:
-        return lambda text: -(-len(text) // 4)
-    from relevo.text.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(model.path, model.cache)
-    return lambda text: len(tokenizer.encode(text, special=False))
-
-
-class TracePace:
-    """Sets the rate so that the devices are busy for a share of the time."""
-
-    def __init__(self, pace: Pace, devices: int, utilisation: float) -> None:
-        self._pace = pace
-        self._devices = devices
-        self._utilisation = utilisation
-
-    def rate(self, trace: Trace) -> float:
-        return rate_for(trace, self._pace, self._devices, self._utilisation)
-
-
 def _compare(options: argparse.Namespace) -> int:
     from relevo.bench.report_html import write_html
     from relevo.bench.report_table import print_report
@@ -205,7 +114,7 @@ def _compare(options: argparse.Namespace) -> int:
     if options.duration is None and options.concurrency is None:
         options.duration = QUICK_S if quick else FULL_S
     setting = _Endpoints(options) if options.url else _Started(options)
-    source = _source(options, setting.model)
+    source = trace_source(options, setting.model)
     if options.power_csv is not None:
         read_power_csv(options.power_csv)
 
