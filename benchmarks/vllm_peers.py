@@ -82,6 +82,7 @@ class Server:
              "--port", str(port), "--enforce-eager", "--max-model-len", "4096",
              "--kv-cache-memory-bytes", str(1 << 29), *transfer],
             stdout=self.log, stderr=subprocess.STDOUT, env=os.environ | environment,
+            cwd=tempfile.gettempdir(),  # UCX leaves files behind
             start_new_session=True,
         )  # fmt: skip
 
