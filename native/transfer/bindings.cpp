@@ -142,8 +142,8 @@ NB_MODULE(_transfer, m) {
 
   nb::class_<Faults>(m, "Faults")
       .def(nb::init<uint64_t, uint64_t, uint64_t, double, double, double, double>(),
-           nb::arg("seed"), nb::arg("delay_us"), nb::arg("bytes_per_s"), nb::arg("error"), nb::arg("stall"), nb::arg("cut"),
-           nb::arg("corrupt"));
+           nb::arg("seed"), nb::arg("delay_us"), nb::arg("bytes_per_s"), nb::arg("error"),
+           nb::arg("stall"), nb::arg("cut"), nb::arg("corrupt"));
 
   nb::class_<CounterEvent>(m, "CounterEvent")
       .def_ro("slot", &CounterEvent::slot)

@@ -1,6 +1,6 @@
 // Wraps another driver and makes it misbehave, by seed: writes that are late (and so overtake each
-// other), that fail, that carry other bytes, that are not taken for a while, links that are cut, and
-// links that are slow.
+// other), that fail, that carry other bytes, that are not taken for a while, links that are cut,
+// and links that are slow.
 
 #include <algorithm>
 #include <cerrno>
