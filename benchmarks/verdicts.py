@@ -18,7 +18,8 @@ from pathlib import Path
 
 from relevo.bench.architectures import FORMS, Devices, EngineOptions, replicas
 from relevo.bench.calibrate import rate_for
-from relevo.bench.compare import Comparison, Plan
+from relevo.bench.compare import Comparison
+from relevo.bench.plan import Plan
 from relevo.bench.report import Report
 from relevo.bench.report_html import write_html
 from relevo.bench.subjects import Bench, Endpoint

@@ -4,13 +4,12 @@ import random
 
 import pytest
 
-from relevo.bench.compare import describe_trace
 from relevo.bench.conclusion import concluded
 from relevo.bench.energy import Energy
 from relevo.bench.metrics import Budgets, validity
 from relevo.bench.processes import ProcessUse
 from relevo.bench.recovery import recovery_of
-from relevo.bench.report import Replay, Setup, Tuning
+from relevo.bench.report import Replay, Setup, TraceInfo, Tuning
 from relevo.bench.rows import LoadRun, RequestRow, ServerFigures
 from relevo.bench.workloads import Process, make_workload
 
@@ -60,7 +59,7 @@ def made_report():
         settings={"devices": 2, "rounds": 3},
         architectures={n: {"side": side, "mixed_workers": 2} for n, (side, _) in subjects.items()},
         budgets=BUDGETS,
-        trace=describe_trace(TRACE),
+        trace=TraceInfo.of(TRACE),
         load_traces={"1": TRACE.digest, "1.5": faster.digest},
         assumptions=("the load generator shares all cores",),
     )

@@ -4,8 +4,7 @@ briefly, replays the trace in rounds of alternating order, and concludes."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from relevo.bench.architectures import (
@@ -13,65 +12,29 @@ from relevo.bench.architectures import (
     DISAGGREGATED,
     Architecture,
     Devices,
-    candidates,
     disaggregated,
     replicas,
-    threshold_variants,
 )
-from relevo.bench.calibrate import Pace, budgets_for, measure_pace
+from relevo.bench.calibrate import Pace, measure_pace
 from relevo.bench.conclusion import concluded
 from relevo.bench.interference import CHUNK, LONG_PROMPT, Row, measure_interference
 from relevo.bench.machine import describe_machine
-from relevo.bench.metrics import Budgets, attainment
+from relevo.bench.metrics import Budgets
 from relevo.bench.output import say
+from relevo.bench.plan import Plan
 from relevo.bench.reasons import assumptions
 from relevo.bench.recovery import WARM_PROMPT, measure_recovery
 from relevo.bench.report import Recovery, Replay, Report, Setup, TraceInfo, Tuning
 from relevo.bench.rows import LoadRun
-from relevo.bench.statistics import percentile
 from relevo.bench.subjects import Bench, Deployed, Subject, workers_of
-from relevo.bench.trace import Trace, gap_cv
+from relevo.bench.trace import Trace
+from relevo.bench.tuning import tuned
 from relevo.bench.verdict import best
-from relevo.errors import ConfigError, StateError
+from relevo.errors import StateError
 
 PROBE_REQUESTS = 8  # that a candidate is tried on at least
 # Salts of what is replayed besides the rounds.
 PROBE_SALT, LOAD_SALT, RECOVERY_SALT = 500, 600, 700
-
-
-@dataclass(frozen=True)
-class Plan:
-    """`trace`: given the machine's pace. `budgets`: those that are None follow from it. `loads`:
-    factors on the trace's rate, besides 1, at which every architecture is replayed once. `quick`:
-    fewer candidates in tuning, by `probe_s` of the trace each. `settings`: for the report."""
-
-    quick: bool
-    rounds: int
-    probe_s: float
-    interference_prompts: int
-    trace: Callable[[Pace], Trace]
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    itl_p99_ms: float | None = None
-    loads: tuple[float, ...] = ()
-    recovery: bool = False
-    settings: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.rounds < 2:
-            raise ConfigError("rounds", f"{self.rounds} is below 2: one round shows no difference")
-        for key in ("ttft_ms", "tpot_ms", "itl_p99_ms"):
-            value = getattr(self, key)
-            if value is not None and not value > 0:
-                raise ConfigError(key.replace("_", "-"), f"{value:g} is not above 0")
-
-    def budgets(self, pace: Pace, trace: Trace) -> Budgets:
-        fitting = budgets_for(pace, trace)
-        return Budgets(
-            self.ttft_ms or fitting.ttft_ms,
-            self.tpot_ms or fitting.tpot_ms,
-            self.itl_p99_ms or fitting.itl_p99_ms,
-        )
 
 
 class Comparison:
@@ -126,26 +89,15 @@ class Comparison:
         return pace, trace, budgets
 
     def _tuned(self, devices: Devices, form: str, trace: Trace, budgets: Budgets) -> Architecture:
-        """The best of a form's candidates on the trace's first seconds; then, disaggregated, of
-        the thresholds below which decode workers compute prompts themselves."""
-        tried = candidates(devices, form, quick=self._plan.quick)
-        found: dict[str, tuple[Architecture, LoadRun]] = {}
-        if len(tried) > 1 or tried[0].prefill:
-            found = {a.name: (a, self._probe(a, trace)) for a in tried}
-        chosen = found[_best_of(found, budgets)][0] if found else tried[0]
-        if chosen.prefill:
-            found |= {a.name: (a, self._probe(a, trace)) for a in threshold_variants(chosen)}
-            chosen = found[_best_of(found, budgets)][0]
-        self._tuning += [
-            _tuning_row(form, name, run, budgets, taken=name == chosen.name)
-            for name, (_, run) in found.items()
-        ]
-        return chosen
+        opening = trace.opening(self._plan.probe_s, PROBE_REQUESTS)
 
-    def _probe(self, architecture: Architecture, trace: Trace) -> LoadRun:
-        self._say(f"tuning: {architecture.name}")
-        probe = trace.opening(self._plan.probe_s, PROBE_REQUESTS)
-        return self._replay(Deployed.of(architecture), probe, 0, 1, PROBE_SALT).run
+        def probe(architecture: Architecture) -> LoadRun:
+            self._say(f"tuning: {architecture.name}")
+            return self._replay(Deployed.of(architecture), opening, 0, 1, PROBE_SALT).run
+
+        chosen, rows = tuned(devices, form, probe, budgets, quick=self._plan.quick)
+        self._tuning += rows
+        return chosen
 
     def _compared(
         self, subjects: Sequence[Subject], pace: Pace, trace: Trace, budgets: Budgets
@@ -239,32 +191,7 @@ class Comparison:
             },
             architectures={s.name: s.settings() for s in subjects},
             budgets=budgets,
-            trace=describe_trace(trace),
+            trace=TraceInfo.of(trace),
             load_traces=load_traces,
             assumptions=assumptions(taken),
         )
-
-
-def _best_of(found: Mapping[str, tuple[Architecture, LoadRun]], budgets: Budgets) -> str:
-    return best({name: [run] for name, (_, run) in found.items()}, budgets)
-
-
-def _tuning_row(form: str, name: str, run: LoadRun, budgets: Budgets, *, taken: bool) -> Tuning:
-    e2e = [row.e2e_ms for row in run.rows if row.ok and row.e2e_ms]
-    p50 = round(percentile(e2e, 0.5), 3) if e2e else None
-    return Tuning(form, name, round(attainment(run.rows, budgets), 4), p50, taken)
-
-
-def describe_trace(trace: Trace) -> TraceInfo:
-    return TraceInfo(
-        name=trace.name,
-        digest=trace.digest,
-        requests=len(trace.arrivals),
-        span_s=trace.span_s,
-        rate=round(trace.rate, 4),
-        concurrency=trace.concurrency,
-        gap_cv=round(gap_cv(trace), 3),
-        prompt_tokens_p50=percentile([a.prompt_tokens for a in trace.arrivals], 0.5),
-        output_tokens_p50=percentile([a.output_tokens for a in trace.arrivals], 0.5),
-        notes=trace.notes,
-    )

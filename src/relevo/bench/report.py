@@ -11,7 +11,8 @@ from relevo.bench.energy import Energy
 from relevo.bench.metrics import Budgets
 from relevo.bench.processes import ProcessUse
 from relevo.bench.rows import LoadRun
-from relevo.bench.statistics import Interval
+from relevo.bench.statistics import Interval, percentile
+from relevo.bench.trace import Trace, gap_cv
 from relevo.bench.verdict import Verdict
 from relevo.errors import ConfigError
 
@@ -87,6 +88,21 @@ class TraceInfo(msgspec.Struct, frozen=True):
     prompt_tokens_p50: float
     output_tokens_p50: float
     notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, trace: Trace) -> TraceInfo:
+        return cls(
+            name=trace.name,
+            digest=trace.digest,
+            requests=len(trace.arrivals),
+            span_s=trace.span_s,
+            rate=round(trace.rate, 4),
+            concurrency=trace.concurrency,
+            gap_cv=round(gap_cv(trace), 3),
+            prompt_tokens_p50=percentile([a.prompt_tokens for a in trace.arrivals], 0.5),
+            output_tokens_p50=percentile([a.output_tokens for a in trace.arrivals], 0.5),
+            notes=trace.notes,
+        )
 
 
 class Setup(msgspec.Struct, frozen=True):
