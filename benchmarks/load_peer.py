@@ -38,7 +38,7 @@ def ours(target: Target, round_: int) -> dict[str, list[float]]:
 def theirs(program: Path, target: Target, tokenizer: Path, round_: int) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.json")
-        subprocess.run(
+        done = subprocess.run(
             [program, "run", "--disable-console",
              "--backend", f"kind=openai_http,target={target.url},model={target.model},"
              "request_format=/v1/completions",
@@ -46,10 +46,13 @@ def theirs(program: Path, target: Target, tokenizer: Path, round_: int) -> dict[
              "--constraint", f"kind=max_requests,count={int(RATE * SECONDS)}",
              "--tokenizer", f"kind=huggingface_auto,model={tokenizer}",
              "--data", f"kind=synthetic_text,prompt_tokens={PROMPT},output_tokens={ANSWER}",
-             "--seed", f"kind=static,seed={round_}",
+             "--seed", f"kind=static,value={round_}",
              "--output", f"kind=json,path={out}"],
-            check=True, cwd=folder, env=os.environ | {"HF_HUB_OFFLINE": "1"}, timeout=300,
+            check=False, capture_output=True, text=True, cwd=folder, timeout=300,
+            env=os.environ | {"HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"guidellm: {done.stderr}")
         report = json.loads(out.read_text())
     requests = report["benchmarks"][0]["requests"]["successful"]
     return {

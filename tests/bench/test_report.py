@@ -7,7 +7,7 @@ import pytest
 
 from relevo.bench.report import load_report
 from relevo.bench.report_html import write_html
-from relevo.bench.report_table import print_reports
+from relevo.bench.report_table import print_report, print_reports
 from relevo.bench.verify import contradictions, run_verify
 from relevo.errors import ConfigError
 
@@ -123,6 +123,18 @@ def test_reports_stand_side_by_side_in_the_terminal(report, capsys):
     assert "a.json" in said
     assert "b.json" in said
     assert said.count("adopt disaggregation") == 2
+
+
+def test_eighty_columns_cut_no_name(report, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    longest = "disaggregated-1:1-local-256"
+    summaries = [msgspec.structs.replace(s, architecture=longest) for s in report.summaries]
+    print_report(msgspec.structs.replace(report, summaries=tuple(summaries)))
+    said = capsys.readouterr().out
+    assert said.count(longest) >= len(summaries)
+    assert "…" not in said
+    assert "E2E" in said
+    assert max(map(len, said.splitlines())) <= 80
 
 
 def test_the_page_asks_for_nothing_from_outside(report, tmp_path):

@@ -31,14 +31,28 @@ def emit(
         }
         print(json.dumps(report, indent=2))
         return
+    print_table(
+        [column.replace("_", " ") for column in results[0]],
+        [[_cell(value) for value in row.values()] for row in results],
+    )
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Fits a terminal of 80 columns: headers break at every word, cells never."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table()
-    for column in results[0]:
-        table.add_column(column, justify="right")
-    for row in results:
-        table.add_row(*(_cell(value) for value in row.values()))
+    table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
+    for place, column in enumerate(columns):
+        table.add_column(
+            "\n".join(column.split()),
+            justify="right" if place else "left",
+            no_wrap=True,
+            vertical="bottom",
+        )
+    for row in rows:
+        table.add_row(*row)
     Console().print(table)
 
 

@@ -8,18 +8,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from relevo.bench.metrics import SAMPLES, Budgets, rates, validity
+from relevo.bench.output import print_table
 from relevo.bench.report import Report, Summary
 from relevo.bench.rows import LoadRun
-from relevo.bench.statistics import Interval, percentiles
+from relevo.bench.statistics import percentiles
 from relevo.bench.trace import Trace
 
 _COLUMNS = (
-    ("ttft_ms", "p50"), ("ttft_ms", "p99"), ("tpot_ms", "p50"), ("itl_ms", "p99"),
-    ("longest_gap_ms", "p99"), ("e2e_ms", "p50"),
-)  # fmt: skip
+    ("ttft_ms", "p50", "TTFT p50"),
+    ("ttft_ms", "p99", "TTFT p99"),
+    ("tpot_ms", "p50", "TPOT p50"),
+    ("itl_ms", "p99", "ITL p99"),
+    ("longest_gap_ms", "p99", "gap p99"),
+    ("e2e_ms", "p50", "E2E p50"),
+)
 
 
 def print_report(report: Report) -> None:
@@ -30,13 +34,9 @@ def print_report(report: Report) -> None:
         f"budgets: TTFT {budgets.ttft_ms:g}, TPOT {budgets.tpot_ms:g}, "
         f"ITL p99 {budgets.itl_p99_ms:g} ms"
     )
-    table = Table(
-        "architecture", "load", "attainment", "goodput/s", *map(" ".join, _COLUMNS), "MiB"
-    )
-    for summary in report.summaries:
-        table.add_row(*_cells(summary))
-    console.print(table)
-    console.print(f"[bold]{report.text}[/bold]", highlight=False)
+    columns = ["architecture", "load", "in budget", "good /s", *(title for *_, title in _COLUMNS)]
+    print_table(columns, [_cells(summary) for summary in report.summaries])
+    console.print(f"\n[bold]{report.text}[/bold]\n", highlight=False)
     for title, lines in (("why", report.reasons), ("what would change it", report.would_change),
                          ("assumed", report.setup.assumptions)):  # fmt: skip
         if lines:
@@ -50,35 +50,25 @@ def _cells(summary: Summary) -> list[str]:
         summary.architecture,
         f"{summary.load:g}",
         f"{summary.rates['attainment'].value:.0%}",
-        _interval(summary.rates["goodput_rps"], 2),
+        f"{summary.rates['goodput_rps'].value:.2f}",
     ]
-    for figure, share in _COLUMNS:
+    for figure, share, _ in _COLUMNS:
         sample = summary.samples["all"].get(figure)
-        cells.append(_interval(sample.percentiles[share], 0) if sample else "")
-    memory = summary.resources["pss_mib"]
-    return [*cells, "" if memory is None else f"{memory:.0f}"]
-
-
-def _interval(interval: Interval, digits: int) -> str:
-    if interval.low is None or interval.high is None:
-        return f"{interval.value:.{digits}f}"
-    return f"{interval.value:.{digits}f} ({interval.low:.{digits}f}–{interval.high:.{digits}f})"
+        cells.append(f"{sample.percentiles[share].value:.0f}" if sample else "")
+    return cells
 
 
 def print_reports(reports: Mapping[str, Report]) -> None:
-    """One under the other, then what they found side by side."""
+    """One under the other, then what each found, a line each."""
     for name, report in reports.items():
         Console().rule(name)
         print_report(report)
     if len(reports) > 1:
-        table = Table("report", "model", "cpu", "trace", "verdict", "better")
+        Console().rule("together")
         for name, report in reports.items():
             setup = report.setup
-            table.add_row(
-                name, setup.model, str(setup.machine["cpu"]), setup.trace.name, report.verdict,
-                report.better,
-            )  # fmt: skip
-        Console().print(table)
+            found = f"{report.verdict} {report.better}".rstrip()
+            print(f"{name}: {found} ({setup.model}, {setup.trace.name})")
         digests = {report.setup.trace.digest for report in reports.values()}
         if len(digests) > 1:
             Console().print("these reports replayed different traces")
@@ -106,11 +96,12 @@ def print_load(
     if as_json:
         print(json.dumps(found, indent=2))
         return 1 if invalid else 0
-    table = Table("figure", "p50", "p90", "p99", "n")
-    for name, sample in samples.items():
-        if sample["n"]:
-            table.add_row(name, *(str(sample[key]) for key in ("p50", "p90", "p99", "n")))
-    Console().print(table)
+    rows = [
+        [name, str(s["p50"]), str(s["p90"]), str(s["p99"]), str(s["n"])]
+        for name, s in samples.items()
+        if s["n"]
+    ]
+    print_table(("figure", "p50", "p90", "p99", "n"), rows)
     for key, value in found["rates"].items():
         print(f"{key}: {value:g}")
     for reason in invalid:
