@@ -145,6 +145,8 @@ def test_the_page_asks_for_nothing_from_outside(report, tmp_path):
     own = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     assert not re.search(r"(?:src|href)\s*=|url\(|@import", own)
     assert "SmolLM2 &lt;135M&gt;" in own
+    first = [own.index(words) for words in ("adopt disaggregation", "in budget", "Why")]
+    assert first == sorted(first)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")

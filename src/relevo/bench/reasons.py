@@ -137,8 +137,8 @@ def _loads(conclusion: Conclusion, setup: Setup) -> list[str]:
             mine, theirs = there[verdict.best_disaggregated], there[verdict.best_colocated]
             lines.append(
                 f"load × {load:g} ({setup.trace.rate * load:.2f} requests/s): attainment "
-                f"{mine.rates['attainment'].value:.0%} disaggregated, "
-                f"{theirs.rates['attainment'].value:.0%} co-located"
+                f"{mine.rates['attainment'].value * 100:.0f} % disaggregated, "
+                f"{theirs.rates['attainment'].value * 100:.0f} % co-located"
             )
     return lines if len(lines) > 1 else []
 

@@ -10,6 +10,7 @@ from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
 from relevo.bench.charts import all_charts
+from relevo.bench.overview import OVERVIEW_COLUMNS, overview
 from relevo.bench.report import Report, Summary
 from relevo.bench.statistics import Interval
 from relevo.bench.summaries import GROUPS, SHARES
@@ -23,7 +24,7 @@ h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.5rem }
 .adopt { border-color: #1a7f4b } .stay { border-color: #1f5fa8 } .invalid { border-color: #b3261e }
 table { border-collapse: collapse; margin: 1rem 0 } td, th { padding: .25rem .7rem;
   border-bottom: 1px solid #dde2e7; text-align: right } td:first-child, th:first-child {
-  text-align: left }
+  text-align: left; white-space: nowrap }
 .wide { overflow-x: auto }
 """
 _FIGURES = (
@@ -59,10 +60,11 @@ def _section(name: str, report: Report, index: int) -> str:
         f"<h1>{heading}: prefill and decode apart, or together?</h1>"
         f'<p class="verdict {html.escape(report.verdict)}"><b>{html.escape(report.text)}</b></p>'
         + _conditions(report)
+        + _table(OVERVIEW_COLUMNS, map(overview, report.summaries))
         + _list("Why", report.reasons)
         + _list("What would change it", report.would_change)
         + _list("What was assumed", setup.assumptions)
-        + "<h2>Summary</h2>"
+        + "<h2>All figures</h2>"
         + _summaries(report.summaries)
         + charts
         + _tail(report)
@@ -74,9 +76,9 @@ def _conditions(report: Report) -> str:
     pace = f"{trace.concurrency} at once" if trace.concurrency else f"{trace.rate:.2f} a second"
     return (
         f"<p>Budgets: TTFT {budgets.ttft_ms:g} ms, TPOT {budgets.tpot_ms:g} ms, ITL p99 of a "
-        f"request {budgets.itl_p99_ms:g} ms. Trace: {html.escape(trace.name)}, {trace.requests} "
-        f"requests in {trace.span_s:g} s ({pace}; gaps' coefficient of variation "
-        f"{trace.gap_cv:g}); p50 {trace.prompt_tokens_p50:g} prompt and "
+        f"request {budgets.itl_p99_ms:g} ms; times in ms. Trace: {html.escape(trace.name)}, "
+        f"{trace.requests} requests in {trace.span_s:.4g} s ({pace}; gaps' coefficient of "
+        f"variation {trace.gap_cv:g}); p50 {trace.prompt_tokens_p50:g} prompt and "
         f"{trace.output_tokens_p50:g} answer tokens.</p>"
     )
 

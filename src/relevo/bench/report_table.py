@@ -8,54 +8,34 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
 
 from relevo.bench.metrics import SAMPLES, Budgets, rates, validity
 from relevo.bench.output import print_table
-from relevo.bench.report import Report, Summary
+from relevo.bench.overview import OVERVIEW_COLUMNS, overview
+from relevo.bench.report import Report
 from relevo.bench.rows import LoadRun
 from relevo.bench.statistics import percentiles
 from relevo.bench.trace import Trace
-
-_COLUMNS = (
-    ("ttft_ms", "p50", "TTFT p50"),
-    ("ttft_ms", "p99", "TTFT p99"),
-    ("tpot_ms", "p50", "TPOT p50"),
-    ("itl_ms", "p99", "ITL p99"),
-    ("longest_gap_ms", "p99", "gap p99"),
-    ("e2e_ms", "p50", "E2E p50"),
-)
 
 
 def print_report(report: Report) -> None:
     console = Console()
     budgets, trace = report.setup.budgets, report.setup.trace
     console.print(
-        f"{report.setup.model}: {trace.requests} requests in {trace.span_s:g} s ({trace.name}); "
+        f"{report.setup.model}: {trace.requests} requests in {trace.span_s:.4g} s ({trace.name}); "
         f"budgets: TTFT {budgets.ttft_ms:g}, TPOT {budgets.tpot_ms:g}, "
         f"ITL p99 {budgets.itl_p99_ms:g} ms"
     )
-    columns = ["architecture", "load", "in budget", "good /s", *(title for *_, title in _COLUMNS)]
-    print_table(columns, [_cells(summary) for summary in report.summaries])
+    print_table(OVERVIEW_COLUMNS, [overview(summary) for summary in report.summaries])
     console.print(f"\n[bold]{report.text}[/bold]\n", highlight=False)
     for title, lines in (("why", report.reasons), ("what would change it", report.would_change),
                          ("assumed", report.setup.assumptions)):  # fmt: skip
         if lines:
             console.print(f"{title}:")
             for line in lines:
-                console.print(f"  {line}", highlight=False, markup=False)
-
-
-def _cells(summary: Summary) -> list[str]:
-    cells = [
-        summary.architecture,
-        f"{summary.load:g}",
-        f"{summary.rates['attainment'].value:.0%}",
-        f"{summary.rates['goodput_rps'].value:.2f}",
-    ]
-    for figure, share, _ in _COLUMNS:
-        sample = summary.samples["all"].get(figure)
-        cells.append(f"{sample.percentiles[share].value:.0f}" if sample else "")
-    return cells
+                console.print(Padding(Text(line), (0, 0, 0, 2)))
 
 
 def print_reports(reports: Mapping[str, Report]) -> None:
