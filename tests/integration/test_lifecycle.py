@@ -32,12 +32,13 @@ def nothing_left_running():
 
 
 class Serve:
-    """`relevo serve` as a user runs it."""
+    """`relevo serve` as a user runs it; `command`: or another that starts one."""
 
-    def __init__(self, *arguments, model=DEMO_MODEL):
+    def __init__(self, *arguments, model=DEMO_MODEL, command=None):
         _started.append(self)
+        command = command or ["serve", str(model), "--port", "0", *arguments]
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "relevo", "serve", str(model), "--port", "0", *arguments],
+            [sys.executable, "-m", "relevo", *command],
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -99,6 +100,16 @@ def test_ctrl_c_while_loading_ends_everything():
     serve.popen.send_signal(signal.SIGINT)
     assert serve.end() == 130
     wait_gone(family)
+
+
+def test_a_benchmark_that_is_stopped_stops_what_it_started():
+    bench = Serve(command=["bench", "interference"]).until("long prompts beside")
+    family = bench.family()
+    assert len(family) > 2
+    bench.popen.terminate()
+    assert bench.end() == 130
+    wait_gone(family)
+    assert "Traceback" not in bench.said
 
 
 @pytest.mark.parametrize("victim", ["supervisor", "router", "prefill", "decode"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +15,8 @@ from relevo.bench.load import REQUEST_DEADLINE_S, Target
 from relevo.bench.rows import LoadRun
 from relevo.bench.trace import Trace
 from relevo.errors import StateError
+from relevo.launch.child import PARENT
+from relevo.launch.process import OURS
 
 START_S = 60.0
 POLL_S = 0.25
@@ -51,11 +53,12 @@ def run_load(
 def _run(arguments: list[str], limit_s: float, on_poll: Callable[[float], object]) -> None:
     begin = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "relevo", *arguments],
+        [*OURS, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        env=os.environ | {PARENT: str(os.getpid())},
     )
     try:
         while True:

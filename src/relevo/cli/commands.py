@@ -10,13 +10,16 @@ from collections.abc import Callable
 
 from relevo.cli.options import worker_arguments
 from relevo.errors import ConfigError, RelevoError
-from relevo.launch.child import StatusPipe, die_with_parent
+from relevo.launch.child import StatusPipe, be_parent
 from relevo.launch.model_source import ModelSource, resolve_model
 
 
 def run(options: argparse.Namespace) -> int:
     """Returns the exit code. Raises RelevoError."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    # So that whatever was started is stopped. A shell's background jobs ignore the latter.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "serve": _serve,
         "worker": _worker,
@@ -45,8 +48,6 @@ def _serve(options: argparse.Namespace) -> int:
         port=options.port,
         worker_arguments=worker_arguments(options),
     )
-    for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background jobs ignore the latter
-        signal.signal(number, _interrupt)
     with LocalDeployment(config, _print_progress) as deployment:
         print(f"relevo: serving {config.model.name} at {deployment.url}/v1", file=sys.stderr)
         ended = deployment.watch()
@@ -64,7 +65,7 @@ def _print_progress(who: str, what: str) -> None:
 
 def _as_child(body: Callable[[StatusPipe], None]) -> int:
     """Runs a supervised process and tells the supervisor what it failed of."""
-    die_with_parent()
+    be_parent()
     status = StatusPipe()
     try:
         body(status)

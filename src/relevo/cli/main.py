@@ -1,5 +1,9 @@
 """`relevo`: parses the command line. What a command needs is imported when it runs, so that help
-answers at once."""
+answers at once.
+
+A process that multiprocessing spawns from ours imports this first and so ends with it; vLLM's
+engine, for one, by itself outlives a worker that is killed.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,9 @@ import sys
 
 from relevo.cli.options import make_parser
 from relevo.errors import CallerError, ConfigError, RelevoError
+from relevo.launch.child import die_with_parent
+
+die_with_parent()
 
 
 def main() -> None:
@@ -25,3 +32,7 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 130
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -33,11 +33,18 @@ class StatusPipe:
 
 
 def die_with_parent() -> None:
-    """The kernel ends this process with the supervisor, however that ends. Nothing has to be
-    cleaned up: sockets are abstract, memory files anonymous. Without a supervisor, does nothing."""
-    parent = os.environ.pop(PARENT, None)
+    """The kernel ends this process with the one that made it and named itself in PARENT, however
+    that ends; and what this one makes in turn. Nothing has to be cleaned up: sockets are abstract,
+    memory files anonymous. Does nothing where there is no PARENT."""
+    parent = os.environ.get(PARENT)
     if parent is None:
         return
     end_with_parent()
     if os.getppid() != int(parent):  # it died before the request was in place
         os._exit(1)
+    be_parent()
+
+
+def be_parent() -> None:
+    """What multiprocessing or `launch` makes from here ends with this process."""
+    os.environ[PARENT] = str(os.getpid())

@@ -14,6 +14,9 @@ from typing import Any
 
 from relevo.launch.child import PARENT, STATUS_FD
 
+# Not `-m relevo`: what multiprocessing spawns imports no package's `__main__`.
+OURS = (sys.executable, "-m", "relevo.cli.main")
+
 
 class Process:
     """A `relevo` command in a session of its own, so that Ctrl-C reaches its supervisor only.
@@ -28,7 +31,7 @@ class Process:
         os.set_blocking(self._read, False)
         environment = os.environ | {STATUS_FD: str(write), PARENT: str(os.getpid())}
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "relevo", *arguments],
+            [*OURS, *arguments],
             stdin=subprocess.DEVNULL,
             pass_fds=[write],
             start_new_session=True,
