@@ -29,7 +29,8 @@ from relevo.launch.local import LocalDeployment
 from relevo.launch.model_source import resolve_model
 
 SPAN_S = 8.0
-SHORT_SPAN_S = 4.0
+LONG_SPAN_S = 24.0  # of little load, so that there are requests enough
+SHORT_SPAN_S = 3.5
 SHORT_ROUNDS = 5
 SLOWER = "slow=0.2"
 SLOW_LINK = "rate=8"  # MB/s; KV is computed at about 20
@@ -62,9 +63,9 @@ def planted(kind: str) -> Report:
         forms = ("replicas-whole", "replicas-chunked", "disaggregated")
     wanted = {
         "yes": plan("streams", 2, 0.75, 12.0, ttft_ms=8000),
-        "short": plan("short", 2, 0.1),
+        "short": plan("short", 2, 0.1, LONG_SPAN_S),
         "link": plan("mixed", 2, 0.3),
-        "one-device": plan("mixed", 1, 0.3),
+        "one-device": plan("mixed", 1, 0.3, LONG_SPAN_S),
     }[kind]
     return Comparison(bench, wanted, len(devices.cores)).run(devices, forms)
 

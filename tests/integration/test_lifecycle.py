@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from relevo.launch.demo_model import DEMO_MODEL
+from relevo.launch.process import Process
 
 START_DEADLINE_S = 60
 END_DEADLINE_S = 15
@@ -100,6 +101,14 @@ def test_ctrl_c_while_loading_ends_everything():
     serve.popen.send_signal(signal.SIGINT)
     assert serve.end() == 130
     wait_gone(family)
+
+
+def test_what_a_worker_prints_is_no_result(capfd):
+    process = Process("help", ["--help"])
+    process.wait(time.monotonic() + END_DEADLINE_S)
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "usage: relevo" in said.err
 
 
 def test_a_benchmark_that_is_stopped_stops_what_it_started():

@@ -33,6 +33,7 @@ class Process:
         self._popen = subprocess.Popen(
             [*OURS, *arguments],
             stdin=subprocess.DEVNULL,
+            stdout=2,  # standard output is for results: vLLM writes its log there
             pass_fds=[write],
             start_new_session=True,
             env=environment,

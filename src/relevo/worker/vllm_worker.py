@@ -105,8 +105,6 @@ class VllmWorker:
         """vLLM's engine is a process of its own; this one's main thread talks to it."""
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, self._config.cores)))
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        # What is spawned ends with this process (see cli/main.py); what is forked would not.
-        os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
         asyncio.run(self._run())
 
     async def _run(self) -> None:
