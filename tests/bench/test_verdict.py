@@ -74,7 +74,15 @@ def test_a_form_that_is_as_good_but_slow_is_not_the_best():
 def test_one_round_shows_nothing():
     verdict = judge({"c": replays(1, rounds=1)}, {"d": replays(2, rounds=1, met=0)}, BUDGETS, [])
     assert verdict.kind == "no-difference"
-    assert "one round shows none" in verdict.text
+    assert "nor any; it takes more rounds" in verdict.text
+
+
+def test_no_difference_promises_nothing_beyond_reason():
+    """Two rounds that disagree say nothing of attainment, whose differences end at 100 points."""
+    apart = replays(2, rounds=1, met=0) + replays(3, rounds=1, met=1)
+    verdict = judge({"c": replays(1, rounds=2)}, {"d": apart}, BUDGETS, [])
+    assert verdict.differences[0].detectable > 1
+    assert "points" not in verdict.text
 
 
 def test_nothing_answered_is_no_latency():

@@ -63,12 +63,14 @@ def judge(
 def _no_difference(differences: Sequence[Difference]) -> str:
     text = "no difference that these runs can show"
     attainments, latency = (d.detectable for d in differences)
-    if attainments is None:
-        return text + "; one round shows none, whatever its size"
-    text += (
-        f"; they would have shown one measured above {attainments * 100:.1f} points of attainment"
-    )
-    return text if latency is None else f"{text} or {math.expm1(latency) * 100:.0f} % of latency"
+    would = []
+    if attainments is not None and attainments < 1:
+        would.append(f"{attainments * 100:.1f} points of attainment")
+    if latency is not None and latency < math.log(2):
+        would.append(f"{math.expm1(latency) * 100:.0f} % of latency")
+    if not would:
+        return f"{text}, nor any; it takes more rounds, or more requests in each"
+    return f"{text}; they would have shown one measured above {' or '.join(would)}"
 
 
 def best(runs: Mapping[str, Sequence[LoadRun]], budgets: Budgets) -> str:
