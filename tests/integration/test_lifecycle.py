@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from relevo.launch.child import PARENT
 from relevo.launch.demo_model import DEMO_MODEL
 from relevo.launch.process import Process
 
@@ -109,6 +110,20 @@ def test_what_a_worker_prints_is_no_result(capfd):
     said = capfd.readouterr()
     assert said.out == ""
     assert "usage: relevo" in said.err
+
+
+def test_a_process_may_be_told_twice_to_end_with_its_parent():
+    """Its main module may be imported once more, under its own name."""
+    code = "from relevo.launch.child import die_with_parent as d; d(); d(); print('lives')"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {PARENT: str(os.getpid())},
+        capture_output=True,
+        text=True,
+        timeout=END_DEADLINE_S,
+        check=True,
+    )
+    assert ended.stdout == "lives\n"
 
 
 def test_a_benchmark_that_is_stopped_stops_what_it_started():

@@ -37,7 +37,7 @@ def die_with_parent() -> None:
     that ends; and what this one makes in turn. Nothing has to be cleaned up: sockets are abstract,
     memory files anonymous. Does nothing where there is no PARENT."""
     parent = os.environ.get(PARENT)
-    if parent is None:
+    if parent in (None, str(os.getpid())):  # the latter once this has been done
         return
     end_with_parent()
     if os.getppid() != int(parent):  # it died before the request was in place
