@@ -18,6 +18,7 @@ CHUNKS = (128, 256, 512)
 LOCAL_PREFILL = (32, 256)
 DEFAULT_LOCAL_PREFILL = 32
 VLLM_WHOLE = 8192
+VLLM_SEQUENCES = 256
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,9 @@ class EngineOptions:
         arguments += ["--local-prefill-tokens", str(architecture.local_prefill)]
         if self.engine == "vllm":
             chunk = min(architecture.chunk, VLLM_WHOLE)
-            ours = f"--max-num-batched-tokens {chunk} {self.vllm_arguments}"
+            # vLLM wants no more sequences than tokens in a step; what is given last counts.
+            ours = f"--max-num-seqs {min(chunk, VLLM_SEQUENCES)} --max-num-batched-tokens {chunk}"
+            ours = f"{ours} {self.vllm_arguments}"
             arguments.append(f"--vllm-arguments={ours.strip()}")
         else:
             arguments += ["--step-tokens", str(architecture.chunk)]
@@ -141,9 +144,8 @@ def disaggregated(devices: Devices, prefill: int = 1) -> Architecture:
     return Architecture("disaggregated", prefill, count - prefill, 0, devices.cores, count)
 
 
-def candidates(devices: Devices, form: str, *, quick: bool) -> list[Architecture]:
+def candidates(devices: Devices, form: str, chunks: Sequence[int]) -> list[Architecture]:
     """What tuning tries for a form. Raises ConfigError for a form that does not exist."""
-    chunks = CHUNKS[::2] if quick else CHUNKS
     if form == "replicas-whole":
         return [replicas(devices)]
     if form == "replicas-chunked":

@@ -19,6 +19,7 @@ PROMPT, STEPS = 512, 40
 TTFT_FACTOR, TPOT_FACTOR, ITL_FACTOR = 3.0, 2.5, 5.0
 # Decoding requests share their steps: what one step costs each where a few run.
 SHARED_STEP = 0.5
+MIN_CHUNK = 16
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -65,6 +66,14 @@ def budgets_for(pace: Pace, trace: Trace) -> Budgets:
         tpot_ms=round(TPOT_FACTOR * pace.step_ms, 1),
         itl_p99_ms=round(ITL_FACTOR * pace.step_ms, 1),
     )
+
+
+def fitting_chunk(pace: Pace, budgets: Budgets) -> int:
+    """The largest power of two, in tokens, whose step beside decoding requests keeps the budget of
+    their gaps; at least MIN_CHUNK."""
+    room_s = (budgets.itl_p99_ms - pace.step_ms) / 1e3
+    tokens = max(MIN_CHUNK, int(room_s * pace.tokens_per_s))
+    return 1 << tokens.bit_length() - 1
 
 
 def device_seconds(trace: Trace, pace: Pace) -> float:

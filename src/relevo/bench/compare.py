@@ -28,7 +28,7 @@ from relevo.bench.report import Recovery, Replay, Report, Setup, TraceInfo, Tuni
 from relevo.bench.rows import LoadRun
 from relevo.bench.subjects import Bench, Deployed, Subject, workers_of
 from relevo.bench.trace import Trace
-from relevo.bench.tuning import tuned
+from relevo.bench.tuning import chunk_sizes, tuned
 from relevo.bench.verdict import best
 from relevo.errors import StateError
 
@@ -52,7 +52,8 @@ class Comparison:
         """Architectures that are started here, each form tuned."""
         self._measure_interference(devices)
         pace, trace, budgets = self._calibrated(Deployed.of(replicas(devices)))
-        chosen = [self._tuned(devices, form, trace, budgets) for form in forms]
+        chunks = chunk_sizes(pace, budgets, quick=self._plan.quick)
+        chosen = [self._tuned(devices, form, chunks, trace, budgets) for form in forms]
         return self._compared([Deployed.of(a) for a in chosen], pace, trace, budgets)
 
     def run_subjects(self, subjects: Sequence[Subject]) -> Report:
@@ -88,14 +89,21 @@ class Comparison:
         )
         return pace, trace, budgets
 
-    def _tuned(self, devices: Devices, form: str, trace: Trace, budgets: Budgets) -> Architecture:
+    def _tuned(
+        self,
+        devices: Devices,
+        form: str,
+        chunks: Sequence[int],
+        trace: Trace,
+        budgets: Budgets,
+    ) -> Architecture:
         opening = trace.opening(self._plan.probe_s, PROBE_REQUESTS)
 
         def probe(architecture: Architecture) -> LoadRun:
             self._say(f"tuning: {architecture.name}")
             return self._replay(Deployed.of(architecture), opening, 0, 1, PROBE_SALT).run
 
-        chosen, rows = tuned(devices, form, probe, budgets, quick=self._plan.quick)
+        chosen, rows = tuned(devices, form, chunks, probe, budgets)
         self._tuning += rows
         return chosen
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from relevo.bench.architectures import Architecture, Devices, candidates, threshold_variants
+from relevo.bench.architectures import (
+    CHUNKS,
+    Architecture,
+    Devices,
+    candidates,
+    threshold_variants,
+)
+from relevo.bench.calibrate import Pace, fitting_chunk
 from relevo.bench.metrics import Budgets, attainment
 from relevo.bench.report import Tuning
 from relevo.bench.rows import LoadRun
@@ -14,13 +21,18 @@ from relevo.bench.verdict import best
 Probe = Callable[[Architecture], LoadRun]
 
 
+def chunk_sizes(pace: Pace, budgets: Budgets, *, quick: bool) -> list[int]:
+    """To try: one that fits the budgets, or chunked prefill would be no match by choice of sizes;
+    and some that cost prefill less. `quick`: fewer."""
+    return sorted({fitting_chunk(pace, budgets), *(CHUNKS[::2] if quick else CHUNKS)})
+
+
 def tuned(
-    devices: Devices, form: str, probe: Probe, budgets: Budgets, *, quick: bool
+    devices: Devices, form: str, chunks: Sequence[int], probe: Probe, budgets: Budgets
 ) -> tuple[Architecture, list[Tuning]]:
     """The best of a form's candidates; then, disaggregated, of the thresholds below which decode
-    workers compute prompts themselves. `quick`: fewer candidates. A form with nothing to choose
-    is not tried."""
-    tried = candidates(devices, form, quick=quick)
+    workers compute prompts themselves. A form with nothing to choose is not tried."""
+    tried = candidates(devices, form, chunks)
     if len(tried) == 1 and not tried[0].prefill:
         return tried[0], []
     found = {a.name: (a, probe(a)) for a in tried}
