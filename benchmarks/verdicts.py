@@ -16,7 +16,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from relevo.bench.architectures import FORMS, Devices, EngineOptions, replicas
+from relevo.bench.architectures import Devices, EngineOptions, replicas
 from relevo.bench.calibrate import rate_for
 from relevo.bench.compare import Comparison
 from relevo.bench.plan import Plan
@@ -37,7 +37,12 @@ SLOW_LINK = "rate=8"  # MB/s; KV is computed at about 20
 
 
 def plan(
-    workload: str, devices: int, utilisation: float, span_s: float = SPAN_S, **budgets: float
+    workload: str,
+    devices: int,
+    utilisation: float,
+    span_s: float = SPAN_S,
+    probe_s: float = 6.0,
+    **budgets: float,
 ) -> Plan:
     def trace(pace):
         draft = make_workload(workload, Process(20), 60, 0)
@@ -45,7 +50,7 @@ def plan(
         return make_workload(workload, Process(rate), span_s, 0).fitted(pace.context)
 
     return Plan(
-        quick=True, rounds=4, probe_s=6, interference_prompts=2, trace=trace, **budgets
+        quick=True, rounds=4, probe_s=probe_s, interference_prompts=2, trace=trace, **budgets
     )  # fmt: skip
 
 
@@ -57,12 +62,12 @@ def planted(kind: str) -> Report:
     )
     options = EngineOptions(handoff_faults=SLOW_LINK if kind == "link" else "")
     bench = Bench(resolve_model(DEMO_MODEL), options, 49_000, 0)
-    # A "no" to two co-located forms is one to all.
-    forms = FORMS if kind == "yes" else ("replicas-whole", "all-devices-whole", "disaggregated")
-    if kind == "one-device":
+    # A "no" to two co-located forms is one to all; for a "yes", the strongest ones are tried.
+    forms = ("replicas-whole", "all-devices-whole", "disaggregated")
+    if kind in ("yes", "one-device"):
         forms = ("replicas-whole", "replicas-chunked", "disaggregated")
     wanted = {
-        "yes": plan("streams", 2, 0.75, 12.0, ttft_ms=8000),
+        "yes": plan("streams", 2, 0.6, 16.0, 12.0, ttft_ms=8000),
         "short": plan("short", 2, 0.1, LONG_SPAN_S),
         "link": plan("mixed", 2, 0.3),
         "one-device": plan("mixed", 1, 0.3, LONG_SPAN_S),

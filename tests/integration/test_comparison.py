@@ -77,6 +77,7 @@ def test_a_trace_file_is_replayed_against_any_server(endpoints, tmp_path):
 
 def test_a_run_that_does_not_count_ends_with_an_error(endpoints):
     ended = bench("load", "--url", endpoints[0], "--workload", "short", "--rate", 3000,
+                  "--length-scale", 0.02,
                   "--duration", 0.4, "--model", "SmolLM2-135M-Instruct", code=1)  # fmt: skip
     assert "this run does not count" in ended.stderr
 

@@ -1,6 +1,7 @@
 """Greedy output of the disaggregated system equals co-located output, token for token."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -92,9 +93,15 @@ class busy:
         self._api = api
 
     def __enter__(self):
+        self._wait(running=False)  # a heartbeat may still tell of the last one
         self._thread.start()
-        while not any(w["load"]["running"] for w in self._api.loads().values()):
-            pass
+        self._wait(running=True)
+
+    def _wait(self, *, running):
+        deadline = time.monotonic() + 30
+        while any(w["load"]["running"] for w in self._api.loads().values()) != running:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def __exit__(self, *error):
         self._thread.join()
