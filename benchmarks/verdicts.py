@@ -54,25 +54,24 @@ def plan(
     )  # fmt: skip
 
 
+WHOLE_FORMS = ("replicas-whole", "all-devices-whole", "disaggregated")
+REPLICAS = ("replicas-whole", "replicas-chunked", "disaggregated")
+# Devices, forms, plan. `yes`: decoding streams with a tight budget on their gaps beside long
+# prompts, against the co-located forms that do best there. A "no" to two forms is one to all.
+PLANTED = {
+    "yes": (2, REPLICAS, plan("streams", 2, 0.6, 16.0, 12.0, ttft_ms=8000)),
+    "short": (2, WHOLE_FORMS, plan("short", 2, 0.1, LONG_SPAN_S)),
+    "link": (2, WHOLE_FORMS, plan("mixed", 2, 0.3)),
+    "one-device": (1, REPLICAS, plan("mixed", 1, 0.3, LONG_SPAN_S)),
+}
+
+
 def planted(kind: str) -> Report:
-    """`yes`: decoding streams with a tight budget on their gaps beside long prompts."""
-    cores = sorted(os.sched_getaffinity(0))
-    devices = Devices.of(
-        1 if kind == "one-device" else 2, cores[: 1 if kind == "one-device" else 2]
-    )
+    count, forms, wanted = PLANTED[kind]
+    devices = Devices.of(count, sorted(os.sched_getaffinity(0))[:count])
     options = EngineOptions(handoff_faults=SLOW_LINK if kind == "link" else "")
     bench = Bench(resolve_model(DEMO_MODEL), options, 49_000, 0)
-    # A "no" to two co-located forms is one to all; for a "yes", the strongest ones are tried.
-    forms = ("replicas-whole", "all-devices-whole", "disaggregated")
-    if kind in ("yes", "one-device"):
-        forms = ("replicas-whole", "replicas-chunked", "disaggregated")
-    wanted = {
-        "yes": plan("streams", 2, 0.6, 16.0, 12.0, ttft_ms=8000),
-        "short": plan("short", 2, 0.1, LONG_SPAN_S),
-        "link": plan("mixed", 2, 0.3),
-        "one-device": plan("mixed", 1, 0.3, LONG_SPAN_S),
-    }[kind]
-    return Comparison(bench, wanted, len(devices.cores)).run(devices, forms)
+    return Comparison(bench, wanted, count).run(devices, forms)
 
 
 def like_with_like(slower: str, seed: int) -> Report:
@@ -103,7 +102,7 @@ def like_with_like(slower: str, seed: int) -> Report:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    kinds = ("yes", "short", "link", "one-device", "same", "slow")
+    kinds = (*PLANTED, "same", "slow")
     parser.add_argument("kinds", nargs="+", choices=kinds)
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None)

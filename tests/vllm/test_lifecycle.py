@@ -15,16 +15,16 @@ from .conftest import ENVIRONMENT, START_S
 END_S = 20
 
 
-def family_of(popen, wanted):
-    """All processes below, as soon as one of vLLM's is called `wanted`."""
+def family_with_engine(popen):
+    """All processes below, as soon as vLLM's engine is among them."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         family = psutil.Process(popen.pid).children(recursive=True)
         with contextlib.suppress(psutil.NoSuchProcess):
-            if any(wanted in " ".join(process.cmdline()) for process in family):
+            if any("VLLM::EngineCore" in " ".join(process.cmdline()) for process in family):
                 return family
         time.sleep(0.05)
-    raise AssertionError(f"no {wanted} within {START_S} s")
+    raise AssertionError(f"no engine within {START_S} s")
 
 
 @pytest.mark.parametrize("roles", [("--mixed", "1"), ("--prefill", "1", "--decode", "1")])
@@ -38,9 +38,9 @@ def test_a_killed_supervisor_leaves_no_engine(smollm, roles, after_s):
         env=os.environ | ENVIRONMENT,
     )  # fmt: skip
     try:
-        family_of(serve, "VLLM::EngineCore")
+        family_with_engine(serve)
         time.sleep(after_s)
-        family = family_of(serve, "VLLM::EngineCore")
+        family = family_with_engine(serve)
         serve.send_signal(signal.SIGKILL)
         serve.wait()
         _, alive = psutil.wait_procs(family, timeout=END_S)

@@ -16,7 +16,7 @@ from relevo.bench.rows import LoadRun
 from relevo.bench.trace import Trace
 from relevo.errors import StateError
 from relevo.launch.child import PARENT
-from relevo.launch.process import OURS
+from relevo.launch.process import RELEVO
 
 START_S = 60.0
 POLL_S = 0.25
@@ -53,7 +53,7 @@ def run_load(
 def _run(arguments: list[str], limit_s: float, on_poll: Callable[[float], object]) -> None:
     begin = time.monotonic()
     process = subprocess.Popen(
-        [*OURS, *arguments],
+        [*RELEVO, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -6,20 +6,13 @@ import math
 from collections.abc import Sequence
 
 from relevo.bench.differences import Difference
+from relevo.bench.overview import HEADLINES, figure_of
 from relevo.bench.report import Conclusion, Replay, Setup, Summary
 from relevo.bench.rows import RequestRow
 from relevo.bench.statistics import Interval, percentile
 from relevo.bench.verdict import INVALID
 
 SLOW_LINK_SHARE = 0.2  # of TTFT: a transfer exposed for longer is worth a word
-_COMPARED = (
-    ("ttft_ms", "p50", "TTFT p50"),
-    ("ttft_ms", "p99", "TTFT p99"),
-    ("tpot_ms", "p50", "TPOT p50"),
-    ("itl_ms", "p99", "ITL p99"),
-    ("longest_gap_ms", "p50", "longest gap p50"),
-    ("e2e_ms", "p50", "E2E p50"),
-)
 
 
 def reasons(conclusion: Conclusion) -> tuple[str, ...]:
@@ -35,8 +28,8 @@ def reasons(conclusion: Conclusion) -> tuple[str, ...]:
         f" {_span(theirs.rates['goodput_rps'])} co-located,"
         f" of {mine.rates['offered_rps'].value:.2f} offered",
     ]
-    for figure, share, text in _COMPARED:
-        a, b = _figure(mine, figure, share), _figure(theirs, figure, share)
+    for figure, share, text in HEADLINES:
+        a, b = figure_of(mine, figure, share), figure_of(theirs, figure, share)
         if a is not None and b is not None:
             lines.append(f"{text}: {a:.1f} ms disaggregated, {b:.1f} ms co-located")
     a, b = mine.resources["pss_mib"], theirs.resources["pss_mib"]
@@ -66,11 +59,6 @@ def _best(conclusion: Conclusion) -> tuple[Summary, Summary]:
     at_one = {s.architecture: s for s in conclusion.summaries if s.load == 1}
     verdict = conclusion.verdict
     return at_one[verdict.best_disaggregated], at_one[verdict.best_colocated]
-
-
-def _figure(summary: Summary, name: str, share: str, group: str = "all") -> float | None:
-    sample = summary.samples[group].get(name)
-    return None if sample is None else sample.percentiles[share].value
 
 
 def _span(interval: Interval) -> str:
@@ -116,8 +104,8 @@ def _link(rows: Sequence[RequestRow]) -> list[str]:
 def _lengths(mine: Summary, theirs: Summary) -> list[str]:
     lines = []
     for group in ("short", "middle", "long"):
-        a, b = (_figure(s, "e2e_ms", "p50", group) for s in (mine, theirs))
-        c, d = (_figure(s, "itl_p99_ms", "p50", group) for s in (mine, theirs))
+        a, b = (figure_of(s, "e2e_ms", "p50", group) for s in (mine, theirs))
+        c, d = (figure_of(s, "itl_p99_ms", "p50", group) for s in (mine, theirs))
         if a is not None and b is not None:
             line = f"{group} prompts: E2E p50 {a:.0f} ms disaggregated, {b:.0f} ms co-located"
             if c is not None and d is not None:

@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 from relevo.cli.options import worker_arguments
 from relevo.errors import ConfigError, RelevoError
-from relevo.launch.child import StatusPipe, be_parent
+from relevo.launch.child import StatusPipe, take_children_along
 from relevo.launch.model_source import ModelSource, resolve_model
 
 
 def run(options: argparse.Namespace) -> int:
     """Returns the exit code. Raises RelevoError."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    # So that whatever was started is stopped. A shell's background jobs ignore the latter.
+    # Either stops what was started. A shell's background jobs would ignore SIGINT.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
@@ -65,7 +65,7 @@ def _print_progress(who: str, what: str) -> None:
 
 def _as_child(body: Callable[[StatusPipe], None]) -> int:
     """Runs a supervised process and tells the supervisor what it failed of."""
-    be_parent()
+    take_children_along()
     status = StatusPipe()
     try:
         body(status)

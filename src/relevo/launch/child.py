@@ -33,18 +33,18 @@ class StatusPipe:
 
 
 def die_with_parent() -> None:
-    """The kernel ends this process with the one that made it and named itself in PARENT, however
-    that ends; and what this one makes in turn. Nothing has to be cleaned up: sockets are abstract,
-    memory files anonymous. Does nothing where there is no PARENT."""
+    """The kernel ends this process with the one that made it, however that ends, and with this one
+    what it makes in turn. Nothing has to be cleaned up: sockets are abstract, memory files
+    anonymous. Does nothing where no parent has named itself in PARENT."""
     parent = os.environ.get(PARENT)
-    if parent in (None, str(os.getpid())):  # the latter once this has been done
+    if parent in (None, str(os.getpid())):  # its own: done before
         return
     end_with_parent()
     if os.getppid() != int(parent):  # it died before the request was in place
         os._exit(1)
-    be_parent()
+    take_children_along()
 
 
-def be_parent() -> None:
+def take_children_along() -> None:
     """What multiprocessing or `launch` makes from here ends with this process."""
     os.environ[PARENT] = str(os.getpid())

@@ -15,7 +15,7 @@ from typing import Any
 from relevo.launch.child import PARENT, STATUS_FD
 
 # Not `-m relevo`: what multiprocessing spawns imports no package's `__main__`.
-OURS = (sys.executable, "-m", "relevo.cli.main")
+RELEVO = (sys.executable, "-m", "relevo.cli.main")
 
 
 class Process:
@@ -31,7 +31,7 @@ class Process:
         os.set_blocking(self._read, False)
         environment = os.environ | {STATUS_FD: str(write), PARENT: str(os.getpid())}
         self._popen = subprocess.Popen(
-            [*OURS, *arguments],
+            [*RELEVO, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=2,  # standard output is for results: vLLM writes its log there
             pass_fds=[write],
