@@ -82,7 +82,6 @@ class Server:
              "--port", str(port), "--enforce-eager", "--max-model-len", "4096",
              "--kv-cache-memory-bytes", str(1 << 29), *transfer],
             stdout=self.log, stderr=subprocess.STDOUT, env=os.environ | environment,
-            cwd=tempfile.gettempdir(),  # UCX leaves files behind
             start_new_session=True,
         )  # fmt: skip
 
@@ -192,10 +191,12 @@ async def measure(peers: Peers) -> dict[str, list[float]]:
         found[f"ttft_{tokens}"] = [
             1e3 * (await peers.ask(prompt_of(tokens), 2))[0] for _ in range(REPEATS)
         ]
-    times = await peers.ask(prompt_of(64), STEPS)
-    found["decode_step"] = [1e3 * (b - a) for a, b in pairwise(times[5:])]
+    found["decode_step"] = []
+    for _ in range(REPEATS):
+        times = await peers.ask(prompt_of(64), STEPS)
+        found["decode_step"] += [1e3 * (b - a) for a, b in pairwise(times[5:])]
     found["prefill_1500"] = []
-    for _ in range(3):
+    for _ in range(REPEATS):
         begin = time.monotonic()
         await peers.prefill_only(prompt_of(1500))
         found["prefill_1500"].append(1e3 * (time.monotonic() - begin))
@@ -213,13 +214,14 @@ async def longest_gaps(peers: Peers) -> list[float]:
     return [1e3 * max(b - a for a, b in pairwise(stream[1:])) for stream in times]
 
 
-async def run(name: str, model: Path) -> dict[str, list[float]]:
+async def run(name: str, model: Path, pair: list[int]) -> dict[str, list[float]]:
+    """`pair`: the cores of prefill and decode; one that is co-located has the first."""
     connector = MODES[name]
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300))
         )
-        cores: list[int | None] = [0] if connector is None else [0, 1]
+        cores: list[int | None] = [*pair[:1]] if connector is None else [*pair]
         if name == "nixl as shipped":
             cores = [None, None]
         servers = []
@@ -258,10 +260,11 @@ def main() -> None:
     model = huggingface_folder(resolve_model(DEMO_MODEL))
     results: dict[str, dict[str, list[float]]] = {}
     for round_ in range(options.rounds):
-        order = options.modes if round_ % 2 == 0 else options.modes[::-1]
+        # Cores are not equally fast: each serves each role in every other round.
+        order, pair = (options.modes, [0, 1]) if round_ % 2 == 0 else (options.modes[::-1], [1, 0])
         for name in order:
             print(f"round {round_ + 1} of {options.rounds}: {name}", file=sys.stderr)
-            for key, values in asyncio.run(run(name, model)).items():
+            for key, values in asyncio.run(run(name, model, pair)).items():
                 results.setdefault(name, {}).setdefault(key, []).extend(values)
     results = {name: results[name] for name in options.modes}
     if options.json:
