@@ -223,6 +223,21 @@ def test_help_needs_no_heavy_imports():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_on_the_way_out_shows_no_traceback(number):
+    """As a worker gets one that fails of a bad setting while its supervisor stops the rest."""
+    code = (
+        "import atexit, os, sys\n"
+        f"atexit.register(os.kill, os.getpid(), {number.value})\n"
+        "sys.argv = ['relevo', 'serve', 'nothing']\n"
+        "from relevo.cli.main import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -number
+    assert "nothing" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_child_whose_supervisor_has_gone_does_not_start():
     environment = os.environ | {"RELEVO_PARENT": "1234567"}
     done = subprocess.run(

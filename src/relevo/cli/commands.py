@@ -18,8 +18,7 @@ def run(options: argparse.Namespace) -> int:
     """Returns the exit code. Raises RelevoError."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     # Either stops what was started. A shell's background jobs would ignore SIGINT.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupt)
+    _on_stop(_interrupt)
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "serve": _serve,
         "worker": _worker,
@@ -31,7 +30,11 @@ def run(options: argparse.Namespace) -> int:
         "release": _release,
         "bench": _bench,
     }
-    return commands[options.command](options)
+    try:
+        return commands[options.command](options)
+    finally:
+        # Nothing is left to stop, and what the interpreter runs on its way out catches nothing.
+        _on_stop(signal.SIG_DFL)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -55,6 +58,11 @@ def _serve(options: argparse.Namespace) -> int:
     return 1
 
 
+def _on_stop(handler: Callable[[int, object], None] | signal.Handlers) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)
+
+
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
@@ -66,6 +74,9 @@ def _print_progress(who: str, what: str) -> None:
 def _as_child(body: Callable[[StatusPipe], None]) -> int:
     """Runs a supervised process and tells the supervisor what it failed of."""
     take_children_along()
+    # Until it serves and stops in its own way: nothing has to be cleaned up, and an exception
+    # raised from a handler gets lost in libraries that load the model.
+    _on_stop(signal.SIG_DFL)
     status = StatusPipe()
     try:
         body(status)
