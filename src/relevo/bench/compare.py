@@ -61,7 +61,10 @@ class Comparison:
         return self._compared(subjects, *self._calibrated(subjects[0]))
 
     def _say(self, text: str) -> None:
-        say(f"[{time.monotonic() - self._begin:4.0f} s] {text}")
+        say(f"[{self._elapsed_s():4.0f} s] {text}")
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._begin
 
     def _measure_interference(self, devices: Devices) -> None:
         three = [replicas(devices), replicas(devices, CHUNK), disaggregated(devices)]
@@ -118,7 +121,12 @@ class Comparison:
             for subject in subjects:
                 self._say(f"load × {load:g}: {subject.name}")
                 replays.append(self._replay(subject, scaled, 0, load, LOAD_SALT + number))
-        setup = self._setup(subjects, pace, trace, budgets, load_traces)
+        found: dict[str, float] = {
+            "rounds": 1 + max(replay.round for replay in replays),
+            "prompt_tokens_per_s": round(pace.tokens_per_s, 1),
+            "step_ms": pace.step_ms,
+        }
+        setup = self._setup(subjects, trace, budgets, load_traces, found)
         recovery = self._recoveries(subjects, trace, budgets, replays)
         return concluded(
             setup, replays, interference=self._interference, tuning=self._tuning, recovery=recovery
@@ -128,10 +136,16 @@ class Comparison:
         """Each subject once a round, the order turned every other round."""
         replays: list[Replay] = []
         total = self._plan.rounds * len(subjects)
+        longest_s = 0.0
         for round in range(self._plan.rounds):
+            begin_s = self._elapsed_s()
+            if not self._plan.has_room(round, begin_s, longest_s):
+                self._say(f"no time for more than {round} rounds")
+                break
             for subject in subjects[:: -1 if round % 2 else 1]:
                 self._say(f"replay {len(replays) + 1} of {total}: {subject.name}")
                 replays.append(self._replay(subject, trace, round, 1, round))
+            longest_s = max(longest_s, self._elapsed_s() - begin_s)
         return replays
 
     def _replay(self, subject: Subject, trace: Trace, round: int, load: float, salt: int) -> Replay:
@@ -174,10 +188,10 @@ class Comparison:
     def _setup(
         self,
         subjects: Sequence[Subject],
-        pace: Pace,
         trace: Trace,
         budgets: Budgets,
         load_traces: dict[str, str],
+        found: dict[str, float],
     ) -> Setup:
         bench = self._bench
         cores = ",".join(map(str, bench.client_cores))
@@ -192,10 +206,8 @@ class Comparison:
             settings={
                 **self._plan.settings,
                 "devices": self._devices,
-                "rounds": self._plan.rounds,
                 "salt": bench.salt,
-                "prompt_tokens_per_s": round(pace.tokens_per_s, 1),
-                "step_ms": pace.step_ms,
+                **found,
             },
             architectures={s.name: s.settings() for s in subjects},
             budgets=budgets,

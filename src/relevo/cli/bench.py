@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from relevo.launch.model_source import resolve_model
 QUICK_S, FULL_S = 8.0, 60.0
 QUICK_ROUNDS, FULL_ROUNDS = 4, 4
 QUICK_PROBE_S, FULL_PROBE_S = 6.0, 20.0
+QUICK_WITHIN_S = 450.0  # 8 minutes, less what comes before and after
 FULL_LOADS = (0.5, 1.5)
 
 
@@ -134,6 +136,7 @@ def _compare(options: argparse.Namespace) -> int:
         itl_p99_ms=options.itl_p99_ms,
         loads=() if quick else FULL_LOADS,
         recovery=not quick and not options.no_recovery,
+        within_s=QUICK_WITHIN_S if quick and options.rounds is None else math.inf,
         settings=_settings(options),
     )
     report = setting.compare(Comparison(setting.bench, plan, setting.devices))
