@@ -13,16 +13,19 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from relevo.bench.architectures import Devices, EngineOptions, replicas
-from relevo.bench.calibrate import rate_for
+from relevo.bench.calibrate import Pace, rate_for
 from relevo.bench.compare import Comparison
+from relevo.bench.metrics import Budgets
 from relevo.bench.plan import Plan
 from relevo.bench.report import Report
 from relevo.bench.report_html import write_html
 from relevo.bench.subjects import Bench, Endpoint
+from relevo.bench.trace import Trace
 from relevo.bench.workloads import Process, make_workload
 from relevo.launch.demo_model import DEMO_MODEL
 from relevo.launch.local import LocalDeployment
@@ -30,28 +33,43 @@ from relevo.launch.model_source import resolve_model
 
 SPAN_S = 8.0
 LONG_SPAN_S = 24.0  # of little load, so that there are requests enough
+REQUESTS = 16
+TIGHT_TPOT, TIGHT_ITL = 2.0, 4.0  # times the step of an idle worker
 SHORT_SPAN_S = 3.5
 SHORT_ROUNDS = 5
 SLOWER = "slow=0.2"
 SLOW_LINK = "rate=8"  # MB/s; KV is computed at about 20
 
 
-def plan(
-    workload: str,
-    devices: int,
-    utilisation: float,
-    span_s: float = SPAN_S,
-    probe_s: float = 6.0,
-    **budgets: float,
-) -> Plan:
-    def trace(pace):
+class TightPlan(Plan):
+    """Budgets of gaps that are tight at whatever pace the machine has."""
+
+    def budgets(self, pace: Pace, trace: Trace) -> Budgets:
+        ttft_ms = super().budgets(pace, trace).ttft_ms
+        return Budgets(ttft_ms, TIGHT_TPOT * pace.step_ms, TIGHT_ITL * pace.step_ms)
+
+
+def arrivals(
+    workload: str, devices: int, utilisation: float, span_s: float | None = SPAN_S
+) -> Callable[[Pace], Trace]:
+    """`span_s`: where it is None, as long as REQUESTS take to arrive."""
+
+    def trace(pace: Pace) -> Trace:
         draft = make_workload(workload, Process(20), 60, 0)
         rate = rate_for(draft, pace, devices, utilisation)
-        return make_workload(workload, Process(rate), span_s, 0).fitted(pace.context)
+        made = make_workload(workload, Process(rate), span_s or REQUESTS / rate, 0)
+        return made.fitted(pace.context)
 
-    return Plan(
-        quick=True, rounds=4, probe_s=probe_s, interference_prompts=2, trace=trace, **budgets
-    )  # fmt: skip
+    return trace
+
+
+def plan(trace: Callable[[Pace], Trace]) -> Plan:
+    return Plan(quick=True, rounds=4, probe_s=6, interference_prompts=2, trace=trace)
+
+
+def tight_plan(trace: Callable[[Pace], Trace]) -> Plan:
+    """Tunes by the whole trace."""
+    return TightPlan(quick=True, rounds=4, probe_s=600, interference_prompts=2, trace=trace)
 
 
 WHOLE_FORMS = ("replicas-whole", "all-devices-whole", "disaggregated")
@@ -59,10 +77,10 @@ REPLICAS = ("replicas-whole", "replicas-chunked", "disaggregated")
 # Devices, forms, plan. `yes`: decoding streams with a tight budget on their gaps beside long
 # prompts, against the co-located forms that do best there. A "no" to two forms is one to all.
 PLANTED = {
-    "yes": (2, REPLICAS, plan("streams", 2, 0.6, 16.0, 12.0, ttft_ms=8000)),
-    "short": (2, WHOLE_FORMS, plan("short", 2, 0.1, LONG_SPAN_S)),
-    "link": (2, WHOLE_FORMS, plan("mixed", 2, 0.3)),
-    "one-device": (1, REPLICAS, plan("mixed", 1, 0.3, LONG_SPAN_S)),
+    "yes": (2, REPLICAS, tight_plan(arrivals("streams", 2, 0.9, None))),
+    "short": (2, WHOLE_FORMS, plan(arrivals("short", 2, 0.1, LONG_SPAN_S))),
+    "link": (2, WHOLE_FORMS, plan(arrivals("mixed", 2, 0.3))),
+    "one-device": (1, REPLICAS, plan(arrivals("mixed", 1, 0.3, LONG_SPAN_S))),
 }
 
 

@@ -74,8 +74,8 @@ def _rag(draw: random.Random, index: int) -> tuple[tuple[Segment, ...], int]:
 
 
 def _streams(draw: random.Random, index: int) -> tuple[tuple[Segment, ...], int]:
-    """Answers of some length; every third prompt is long."""
-    prompt = draw.randint(1300, 1500) if index % 3 == 2 else draw.randint(32, 64)
+    """Answers of some length; every other prompt is long beside them."""
+    prompt = draw.randint(600, 800) if index % 2 else draw.randint(32, 64)
     return (_own(index, prompt),), draw.randint(70, 97)
 
 
