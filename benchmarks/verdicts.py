@@ -75,7 +75,7 @@ def tight_plan(trace: Callable[[Pace], Trace]) -> Plan:
 WHOLE_FORMS = ("replicas-whole", "all-devices-whole", "disaggregated")
 REPLICAS = ("replicas-whole", "replicas-chunked", "disaggregated")
 # Devices, forms, plan. `yes`: decoding streams with a tight budget on their gaps beside long
-# prompts, against the co-located forms that do best there. A "no" to two forms is one to all.
+# prompts, against replicas. A "no" to two forms is one to all.
 PLANTED = {
     "yes": (2, REPLICAS, tight_plan(arrivals("streams", 2, 0.9, None))),
     "short": (2, WHOLE_FORMS, plan(arrivals("short", 2, 0.1, LONG_SPAN_S))),
