@@ -38,7 +38,7 @@ TIGHT_TPOT, TIGHT_ITL = 2.0, 4.0  # times the step of an idle worker
 SHORT_SPAN_S = 3.5
 SHORT_ROUNDS = 5
 SLOWER = "slow=0.2"
-SLOW_LINK = "rate=8"  # MB/s; KV is computed at about 20
+SLOW_LINK = "rate=8"  # MB/s; KV is computed at 13 to 26, as the machine is
 
 
 class TightPlan(Plan):
