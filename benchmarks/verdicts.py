@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from relevo.bench.architectures import Devices, EngineOptions, replicas
+from relevo.bench.architectures import FORMS, Devices, EngineOptions, replicas
 from relevo.bench.calibrate import Pace, rate_for
 from relevo.bench.compare import Comparison
 from relevo.bench.metrics import Budgets
@@ -75,9 +75,9 @@ def tight_plan(trace: Callable[[Pace], Trace]) -> Plan:
 WHOLE_FORMS = ("replicas-whole", "all-devices-whole", "disaggregated")
 REPLICAS = ("replicas-whole", "replicas-chunked", "disaggregated")
 # Devices, forms, plan. `yes`: decoding streams with a tight budget on their gaps beside long
-# prompts, against replicas. A "no" to two forms is one to all.
+# prompts. A "no" to two forms is one to all.
 PLANTED = {
-    "yes": (2, REPLICAS, tight_plan(arrivals("streams", 2, 0.9, None))),
+    "yes": (2, FORMS, tight_plan(arrivals("streams", 2, 0.9, None))),
     "short": (2, WHOLE_FORMS, plan(arrivals("short", 2, 0.1, LONG_SPAN_S))),
     "link": (2, WHOLE_FORMS, plan(arrivals("mixed", 2, 0.3))),
     "one-device": (1, REPLICAS, plan(arrivals("mixed", 1, 0.3, LONG_SPAN_S))),
