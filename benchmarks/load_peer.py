@@ -3,7 +3,9 @@
     python -m venv peer && peer/bin/pip install guidellm
     .venv/bin/python benchmarks/load_peer.py peer/bin/guidellm [--rounds N]
 
-Requests of 128 tokens arrive evenly and are answered with 32, so that both send the same load.
+Requests of 128 tokens arrive evenly and are answered with 32, so that both send the same load: as
+much as the machine's pace allows without queueing. The server is one worker on one core and the
+generators run on another, so that what they compute themselves cannot slow what they measure.
 Medians over all requests of all rounds, and guidellm's as a ratio to ours.
 """
 
@@ -13,6 +15,7 @@ import os
 import statistics
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from relevo.bench.load import Target
@@ -24,26 +27,37 @@ from relevo.launch.demo_model import DEMO_MODEL
 from relevo.launch.local import DeploymentConfig, LocalDeployment
 from relevo.launch.model_source import resolve_model
 
-PROMPT, ANSWER, RATE, SECONDS = 128, 32, 1.5, 30
+PROMPT, ANSWER, REQUESTS = 128, 32, 30
+IN_FLIGHT = 0.8  # requests at a time, on average
+WARMING = 5
 FIGURES = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
-def ours(target: Target, round_: int) -> dict[str, list[float]]:
-    count = int(RATE * SECONDS)
-    arrivals = tuple(Arrival(i / RATE, (Segment(i, PROMPT),), ANSWER) for i in range(count))
-    run = run_load(target, Trace("even", arrivals, float(SECONDS)), (), round_)
+@dataclass(frozen=True)
+class Load:
+    """`core`: the one the generators run on; `rate`: requests a second."""
+
+    target: Target
+    core: int
+    rate: float
+
+
+def ours(load: Load, requests: int, salt: int) -> dict[str, list[float]]:
+    arrivals = tuple(Arrival(i / load.rate, (Segment(i, PROMPT),), ANSWER) for i in range(requests))
+    run = run_load(load.target, Trace("even", arrivals, requests / load.rate), (load.core,), salt)
     return {name: SAMPLES[name](run.rows) for name in FIGURES}
 
 
-def theirs(program: Path, target: Target, tokenizer: Path, round_: int) -> dict[str, list[float]]:
+def theirs(program: Path, load: Load, tokenizer: Path, round_: int) -> dict[str, list[float]]:
+    target = load.target
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.json")
         done = subprocess.run(
-            [program, "run", "--disable-console",
+            ["taskset", "-c", str(load.core), program, "run", "--disable-console",
              "--backend", f"kind=openai_http,target={target.url},model={target.model},"
              "request_format=/v1/completions",
-             "--profile", f"kind=constant,rate={RATE}",
-             "--constraint", f"kind=max_requests,count={int(RATE * SECONDS)}",
+             "--profile", f"kind=constant,rate={load.rate}",
+             "--constraint", f"kind=max_requests,count={REQUESTS}",
              "--tokenizer", f"kind=huggingface_auto,model={tokenizer}",
              "--data", f"kind=synthetic_text,prompt_tokens={PROMPT},output_tokens={ANSWER}",
              "--seed", f"kind=static,value={round_}",
@@ -68,15 +82,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     model = resolve_model(DEMO_MODEL)
+    tokenizer = huggingface_folder(model)
     found: dict[str, dict[str, list[float]]] = {"ours": {}, "guidellm": {}}
-    with LocalDeployment(DeploymentConfig(model=model)) as deployment:
+    serving, generating = sorted(os.sched_getaffinity(0))[:2]
+    config = DeploymentConfig(model=model, prefill=0, decode=0, mixed=1, worker_cores=((serving,),))
+    with LocalDeployment(config) as deployment:
         target = Target(deployment.url, model.name, 49_000)
+        warm = ours(Load(target, generating, 0.2), WARMING, options.rounds)
+        rate = IN_FLIGHT / statistics.median(warm["e2e_ms"]) * 1e3
+        load = Load(target, generating, round(rate, 2))
+        print(f"{load.rate} requests a second")
         for round_ in range(options.rounds):
             results = {
-                "ours": ours(target, round_),
-                "guidellm": theirs(
-                    options.guidellm.resolve(), target, huggingface_folder(model), round_
-                ),
+                "ours": ours(load, REQUESTS, round_),
+                "guidellm": theirs(options.guidellm.resolve(), load, tokenizer, round_),
             }
             for who, samples in results.items():
                 for name, values in samples.items():

@@ -2,11 +2,12 @@
 NixlConnector, as shipped and tuned, and beside one co-located server on one core.
 
     scripts/setup-vllm.sh && .venv-vllm/bin/pip install nixl
-    .venv-vllm/bin/python benchmarks/vllm_peers.py [--rounds N] [--json]
+    .venv-vllm/bin/python benchmarks/vllm_peers.py [--rounds N] [--dtype float32] [--json]
 
 Modes run one after the other, in turn, so that what one leaves running cannot slow another. The
 client speaks to both servers itself, as a proxy would: to both at once for Relevo, one after the
-other for NIXL, whose decode side pulls what the prefill side's answer names.
+other for NIXL, whose decode side pulls what the prefill side's answer names. Processors without
+bfloat16 products of their own compute faster in float32, and hand over twice the bytes.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -59,10 +61,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@dataclass(frozen=True)
+class Model:
+    folder: Path
+    dtype: str
+
+
 class Server:
     """A vLLM server; `core` None: wherever the kernel puts it."""
 
-    def __init__(self, model: Path, core: int | None, connector: dict[str, str] | None) -> None:
+    def __init__(self, model: Model, core: int | None, connector: dict[str, str] | None) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         environment = {
@@ -78,9 +86,9 @@ class Server:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [*pinned, sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model",
-             str(model), "--served-model-name", "m", "--dtype", "bfloat16", "--host", "127.0.0.1",
-             "--port", str(port), "--enforce-eager", "--max-model-len", "4096",
-             "--kv-cache-memory-bytes", str(1 << 29), *transfer],
+             str(model.folder), "--served-model-name", "m", "--dtype", model.dtype,
+             "--host", "127.0.0.1", "--port", str(port), "--enforce-eager",
+             "--max-model-len", "4096", "--kv-cache-memory-bytes", str(1 << 29), *transfer],
             stdout=self.log, stderr=subprocess.STDOUT, env=os.environ | environment,
             start_new_session=True,
         )  # fmt: skip
@@ -214,7 +222,7 @@ async def longest_gaps(peers: Peers) -> list[float]:
     return [1e3 * max(b - a for a, b in pairwise(stream[1:])) for stream in times]
 
 
-async def run(name: str, model: Path, pair: list[int]) -> dict[str, list[float]]:
+async def run(name: str, model: Model, pair: list[int]) -> dict[str, list[float]]:
     """`pair`: the cores of prefill and decode; one that is co-located has the first."""
     connector = MODES[name]
     async with AsyncExitStack() as stack:
@@ -255,9 +263,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    model = huggingface_folder(resolve_model(DEMO_MODEL))
+    model = Model(huggingface_folder(resolve_model(DEMO_MODEL)), options.dtype)
     results: dict[str, dict[str, list[float]]] = {}
     for round_ in range(options.rounds):
         # Cores are not equally fast: each serves each role in every other round.
